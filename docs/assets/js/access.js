@@ -1,0 +1,29 @@
+/* What the theme leaves out for readers who use a keyboard or a screen reader. */
+
+/* A box that scrolls sideways must be reachable by keyboard, and a box that does not must not be a
+   stop on the way: it is in the tab order only while it overflows. */
+const BOXES =
+  ".md-typeset__scrollwrap, .md-typeset div.arithmatex, .md-typeset .drawing, .md-typeset pre > code";
+
+const observer = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
+    else target.removeAttribute("tabindex");
+  }
+});
+
+/* The theme wraps tables once a page is there, and then emits on `document$`. */
+document$.subscribe(() => {
+  document.querySelector(".md-search").ariaLabel = "Search";
+  observer.disconnect();
+  requestAnimationFrame(() =>
+    document.querySelectorAll(BOXES).forEach((box) => observer.observe(box)),
+  );
+});
+
+/* Each copy button comes in a `nav` of its own, and no page has thirty navigations. */
+new MutationObserver(() => {
+  for (const wrapper of document.querySelectorAll("nav.md-code__nav:not([role])")) {
+    wrapper.role = "none";
+  }
+}).observe(document.body, { childList: true, subtree: true });

@@ -1,0 +1,45 @@
+"""lab35: text generation with a small GPT, in code that a chapter explains line by line.
+
+```{.python title="A model that is ready to run"}
+from lab35 import load_pretrained
+
+model, tokenizer = load_pretrained()
+assert model.num_parameters == 875_264
+```
+"""
+
+from lab35.cache import GrowingCache, KVCache, cache_bytes
+from lab35.checkpoint import CheckpointError, load_pretrained
+from lab35.loop import (
+    ContextLimitError,
+    Generation,
+    Step,
+    decode_steps,
+    generate,
+    token_forwards,
+)
+from lab35.model import GPT, GPTConfig, causal_mask, position_ids
+from lab35.sampling import filtered_logits, probabilities, sample_next
+from lab35.tokenizer import Tokenizer
+
+__all__ = [
+    "GPT",
+    "CheckpointError",
+    "ContextLimitError",
+    "GPTConfig",
+    "Generation",
+    "GrowingCache",
+    "KVCache",
+    "Step",
+    "Tokenizer",
+    "cache_bytes",
+    "causal_mask",
+    "decode_steps",
+    "filtered_logits",
+    "generate",
+    "load_pretrained",
+    "position_ids",
+    "probabilities",
+    "sample_next",
+    "token_forwards",
+]

@@ -1,0 +1,383 @@
+"""The loop: score, choose, append, and again, with a cache or without.
+
+```{.python title="A text"}
+import torch
+
+from lab35 import generate, load_pretrained
+
+model, tokenizer = load_pretrained()
+prompt = torch.tensor([tokenizer.encode("Sherlock Holmes")])
+generation = generate(model, prompt, 64, temperature=0.8, top_k=40, top_p=0.95)
+assert tokenizer.decode(generation.tokens[0].tolist()).startswith("Sherlock Holmes")
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lab35.cache import KVCache
+from lab35.model import GPT, position_ids
+from lab35.sampling import check_sampling, sample_next
+
+__all__ = ["ContextLimitError", "Generation", "Step", "decode_steps", "generate", "token_forwards"]
+
+Model = GPT | Callable[[Tensor], tuple[Tensor, object]]
+StopReason = Literal["max_new_tokens", "eos", "context_limit"]
+OnContextLimit = Literal["stop", "raise", "refill"]
+
+
+class ContextLimitError(ValueError):
+    """The text has outgrown the positions that the model was trained on."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One new token a row, and what it took.
+
+    Attributes:
+        token: Int64, shape (B, 1).
+        fed: Tokens a row that this step ran through the model.
+        stop_reason: Why this is the last step, or None.
+    """
+
+    token: Tensor
+    fed: int
+    stop_reason: StopReason | None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a generation wrote, why it ended, and what it cost.
+
+    Attributes:
+        tokens: Int64, shape (B, P + n): the prompt, then the new tokens.
+        prompt_length: P, with padding.
+        stop_reason: `"max_new_tokens"`, `"eos"` when every row has ended, or `"context_limit"`.
+        forwards: Calls of the model.
+        token_forwards: Tokens a row that ran through the model, over all calls.
+    """
+
+    tokens: Tensor
+    prompt_length: int
+    stop_reason: StopReason
+    forwards: int
+    token_forwards: int
+
+    @property
+    def new_tokens(self) -> Tensor:
+        """The new tokens alone, shape (B, n)."""
+        return self.tokens[:, self.prompt_length :]
+
+
+def generate(
+    model: Model,
+    idx: Tensor,
+    max_new_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+    generators: Sequence[torch.Generator] | None = None,
+    eos_id: int | None = None,
+    key_mask: Tensor | None = None,
+    use_cache: bool = True,
+    on_context_limit: OnContextLimit = "stop",
+    block_size: int | None = None,
+) -> Generation:
+    """Continue a prompt.
+
+    The cached loop runs the prompt once and then one token a step. When the model's positions are
+    used up, its last sample cannot be fed: it is returned, and the loop ends. Or it refills: it
+    keeps the last half of the block, runs that as a new prompt, and goes on. The uncached loop
+    (nanoGPT's) runs the last `block_size` tokens anew for each one, and slides on.
+
+    Args:
+        model: A GPT; without a cache, any `f(idx) -> (logits (B, T, V), anything)`.
+        idx: Int64 prompt, shape (B, P).
+        max_new_tokens: Tokens to add, N. 0 returns the prompt.
+        temperature: See `sample_next`; 0 is greedy.
+        top_k: See `sample_next`.
+        top_p: See `sample_next`.
+        generator: See `sample_next`. Its draws are shared out over the rows.
+        generators: One generator a row instead: each row then draws what it would draw alone.
+        eos_id: A row that samples it has ended and repeats it; the loop ends when all rows have.
+        key_mask: Bool, shape (B, P). False marks padding, which must stand on the left.
+        use_cache: Whether to keep keys and values.
+        on_context_limit: What the cached loop does when no position is left: stop, raise, or
+            refill. A prompt longer than the block is an error, unless it may refill: then its last
+            half block is kept.
+        block_size: Positions to use. Defaults to the model's; a plain callable needs it.
+
+    Returns:
+        The prompt with its continuation, and the counts.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        ContextLimitError: If the cached loop meets the limit and `on_context_limit="raise"`, or the
+            prompt alone is longer than the block and may not be cut.
+    """
+    steps = decode_steps(
+        model,
+        idx,
+        max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        generator=generator,
+        generators=generators,
+        eos_id=eos_id,
+        key_mask=key_mask,
+        use_cache=use_cache,
+        on_context_limit=on_context_limit,
+        block_size=block_size,
+    )
+    tokens, fed, reason = [idx], [], None
+    for step in steps:
+        tokens.append(step.token)
+        fed.append(step.fed)
+        reason = step.stop_reason
+    return Generation(
+        tokens=torch.cat(tokens, dim=1),
+        prompt_length=idx.shape[1],
+        stop_reason=reason or "max_new_tokens",
+        forwards=len(fed),
+        token_forwards=sum(fed),
+    )
+
+
+def decode_steps(
+    model: Model,
+    idx: Tensor,
+    max_new_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+    generators: Sequence[torch.Generator] | None = None,
+    eos_id: int | None = None,
+    key_mask: Tensor | None = None,
+    use_cache: bool = True,
+    on_context_limit: OnContextLimit = "stop",
+    block_size: int | None = None,
+) -> Iterator[Step]:
+    """Continue a prompt token by token, for those who want each one as it comes.
+
+    Takes the arguments of `generate`, which does nothing but collect these steps. They are checked
+    at the call, not at the first step.
+
+    Args:
+        model: See `generate`.
+        idx: Int64 prompt, shape (B, P).
+        max_new_tokens: See `generate`.
+        temperature: See `generate`.
+        top_k: See `generate`.
+        top_p: See `generate`.
+        generator: See `generate`.
+        generators: See `generate`.
+        eos_id: See `generate`.
+        key_mask: Bool, shape (B, P). See `generate`.
+        use_cache: See `generate`.
+        on_context_limit: See `generate`.
+        block_size: See `generate`.
+
+    Returns:
+        An iterator over the steps. The last one has a stop reason.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        ContextLimitError: As `generate` does.
+    """
+    check_sampling(temperature, top_k, top_p)
+    block_size = _check_block_size(model, block_size, use_cache)
+    _check_prompt(model, idx, key_mask, eos_id)
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+    if on_context_limit not in ("stop", "raise", "refill"):
+        raise ValueError(
+            f"on_context_limit must be 'stop', 'raise' or 'refill', got {on_context_limit!r}"
+        )
+    if use_cache and on_context_limit != "refill" and idx.shape[1] > block_size:
+        raise ContextLimitError(
+            f"idx must hold at most block_size={block_size} tokens for the cached loop, "
+            f"got {idx.shape[1]}; crop the prompt, let it refill, or use use_cache=False"
+        )
+    if generators is not None and (generator is not None or len(generators) != idx.shape[0]):
+        raise ValueError(
+            f"generators must be one a row ({idx.shape[0]}), and no generator beside them, "
+            f"got {len(generators)}{'' if generator is None else ' and a generator'}"
+        )
+
+    def choose(logits: Tensor) -> Tensor:
+        if generators is None:
+            return sample_next(logits, temperature, top_k, top_p, generator)
+        rows = zip(logits.split(1), generators, strict=True)
+        return torch.cat([sample_next(row, temperature, top_k, top_p, own) for row, own in rows])
+
+    return _steps(
+        model,
+        idx,
+        max_new_tokens,
+        choose,
+        eos_id,
+        key_mask,
+        use_cache,
+        on_context_limit,
+        block_size,
+    )
+
+
+@torch.inference_mode()
+def _steps(
+    model: Model,
+    idx: Tensor,
+    max_new_tokens: int,
+    choose: Callable[[Tensor], Tensor],
+    eos_id: int | None,
+    key_mask: Tensor | None,
+    use_cache: bool,
+    on_context_limit: OnContextLimit,
+    block_size: int,
+) -> Iterator[Step]:
+    """Score, choose, append; the two loops differ only in the columns that they feed."""
+    B, P = idx.shape
+    kept = max(1, block_size // 2)
+    first = P - kept if P > block_size else 0  # column of the oldest token that is still visible
+    cache = _new_cache(model, B, min(block_size, P + max_new_tokens - 1)) if use_cache else None
+    ended = torch.zeros(B, 1, dtype=torch.bool, device=idx.device)
+
+    with _evaluating(model):
+        for n in range(1, max_new_tokens + 1):
+            # 1) score: what the cache has not seen, or the last block_size tokens
+            if cache is None:
+                first = max(0, idx.shape[1] - block_size)
+            start = first if cache is None else first + cache.length
+            inputs = {} if cache is None else {"cache": cache}
+            if key_mask is not None:
+                visible = key_mask[:, first:]
+                inputs["key_mask"] = visible
+                inputs["position_ids"] = position_ids(visible)[:, start - first :]
+            logits, _ = model(idx[:, start:], **inputs)
+            fed = idx.shape[1] - start
+
+            # 2) choose, and append
+            token = choose(logits[:, -1])
+            if eos_id is not None:
+                token = token.masked_fill(ended, eos_id)
+                ended = ended | (token == eos_id)
+            idx = torch.cat((idx, token), dim=1)
+            if key_mask is not None:
+                key_mask = torch.cat((key_mask, torch.ones_like(ended)), dim=1)
+
+            # 3) stop, or make room
+            reason: StopReason | None = None
+            if eos_id is not None and ended.all():
+                reason = "eos"
+            elif n == max_new_tokens:
+                reason = "max_new_tokens"
+            elif cache is not None and cache.length == block_size:
+                if on_context_limit == "raise":
+                    raise ContextLimitError(
+                        f"all {block_size} positions are used after {n} of {max_new_tokens} tokens"
+                    )
+                if on_context_limit == "stop":
+                    reason = "context_limit"
+                else:
+                    first = idx.shape[1] - kept
+                    cache.reset()
+            yield Step(token, fed, reason)
+            if reason is not None:
+                return
+
+
+def _new_cache(model: GPT, batch_size: int, size: int) -> KVCache:
+    """Make room for `size` positions, in the model's own type and place."""
+    weights = next(model.parameters())
+    return KVCache(
+        model.config, batch_size, max(1, size), dtype=weights.dtype, device=weights.device
+    )
+
+
+def token_forwards(prompt_length: int, new_tokens: int, *, use_cache: bool) -> int:
+    """Count the tokens a row that must run through the model, while the text fits the block.
+
+    Args:
+        prompt_length: P, at least 1.
+        new_tokens: N, at least 0.
+        use_cache: Cached, P + N − 1: the last sample is never fed. Uncached, N·P + N(N − 1)/2.
+
+    Returns:
+        Token-forwards.
+
+    Raises:
+        ValueError: If `prompt_length` is below 1 or `new_tokens` below 0.
+    """
+    P, N = prompt_length, new_tokens
+    if P < 1:
+        raise ValueError(f"prompt_length must be at least 1, got {P}")
+    if N < 0:
+        raise ValueError(f"new_tokens must be at least 0, got {N}")
+    if N == 0:
+        return 0
+    return P + N - 1 if use_cache else N * P + N * (N - 1) // 2
+
+
+@contextmanager
+def _evaluating(model: Model) -> Iterator[None]:
+    """Switch dropout off, and leave every module's mode as it was."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    modes = [module.training for module in modules]
+    try:
+        for module in modules:
+            module.training = False
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+
+
+def _check_block_size(model: Model, block_size: int | None, use_cache: bool) -> int:
+    config = getattr(model, "config", None)
+    if config is None and use_cache:
+        raise ValueError(f"model must be a GPT for use_cache=True, got {type(model).__name__}")
+    trained = getattr(config, "block_size", None)
+    if block_size is None:
+        if trained is None:
+            raise ValueError("block_size must be given for a model without a config, got None")
+        return trained
+    if block_size < 1 or (trained is not None and block_size > trained):
+        allowed = "at least 1" if trained is None else f"in [1, {trained}]"
+        raise ValueError(f"block_size must be {allowed}, got {block_size}")
+    return block_size
+
+
+def _check_prompt(model: Model, idx: Tensor, key_mask: Tensor | None, eos_id: int | None) -> None:
+    if idx.ndim != 2 or idx.dtype != torch.int64 or 0 in idx.shape:
+        raise ValueError(
+            f"idx must be int64 with shape (B, P), both at least 1, "
+            f"got {idx.dtype} with shape {tuple(idx.shape)}"
+        )
+    vocab_size = getattr(getattr(model, "config", None), "vocab_size", None)
+    if vocab_size is not None:
+        low, high = idx.min().item(), idx.max().item()
+        if low < 0 or high >= vocab_size:
+            raise ValueError(f"idx must lie in [0, {vocab_size}), got values from {low} to {high}")
+        if eos_id is not None and not 0 <= eos_id < vocab_size:
+            raise ValueError(f"eos_id must lie in [0, {vocab_size}), got {eos_id}")
+    if key_mask is None:
+        return
+    if key_mask.dtype != torch.bool or key_mask.shape != idx.shape:
+        raise ValueError(
+            f"key_mask must be bool with the shape of idx, {tuple(idx.shape)}, "
+            f"got {key_mask.dtype} with shape {tuple(key_mask.shape)}"
+        )
+    if not key_mask[:, -1].all():
+        raise ValueError("key_mask must be True in the last column: pad on the left, not the right")

@@ -1,0 +1,164 @@
+"""From logits to the next token, in one fixed order: temperature, top-k, top-p, draw.
+
+```{.python title="One token a row"}
+import torch
+
+from lab35 import sample_next
+
+logits = torch.tensor([[1.0, 3.0, 2.0]])
+token = sample_next(logits, temperature=0.8, top_k=2)
+assert token.shape == (1, 1) and token.item() in (1, 2)
+```
+
+Nothing here knows a model: every function takes logits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["check_sampling", "filtered_logits", "probabilities", "sample_next"]
+
+
+def sample_next(
+    logits: Tensor,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Choose one token a row.
+
+    Args:
+        logits: Scores of the vocabulary, shape (B, V).
+        temperature: What logits are divided by. 0 takes the argmax and draws nothing.
+        top_k: Keep this many tokens; None keeps all.
+        top_p: Keep the smallest set of top tokens whose mass reaches this; None keeps all.
+        generator: Source of randomness. With one, the global generator stays as it was.
+
+    Returns:
+        Int64 token ids, shape (B, 1).
+
+    Raises:
+        ValueError: If a setting is out of range, or the logits are not (B, V), hold NaN or +∞, or
+            have a row that is all −∞.
+    """
+    if temperature == 0:
+        check_sampling(temperature, top_k, top_p)
+        _best(logits)
+        return logits.argmax(dim=-1, keepdim=True)
+    probs = probabilities(logits, temperature, top_k, top_p)
+    return torch.multinomial(probs, 1, generator=generator)
+
+
+def probabilities(
+    logits: Tensor,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Tensor:
+    """Show the distribution that `sample_next` draws from.
+
+    Args:
+        logits: Scores of the vocabulary, shape (B, V).
+        temperature: What logits are divided by. At 0 the argmax has probability 1.
+        top_k: Keep this many tokens; None keeps all.
+        top_p: Keep the smallest set of top tokens whose mass reaches this; None keeps all.
+
+    Returns:
+        Probabilities, shape (B, V). Each row sums to 1; a token that was filtered out has 0.
+
+    Raises:
+        ValueError: As `sample_next` does.
+    """
+    return filtered_logits(logits, temperature, top_k, top_p).softmax(dim=-1)
+
+
+def filtered_logits(
+    logits: Tensor,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Tensor:
+    """Apply temperature, then top-k, then top-p; what is filtered out becomes −∞.
+
+    Top-k keeps exactly min(k, V) tokens, and of equal logits the lower ids (Fan et al. 2018). Top-p
+    keeps the shortest run of tokens, from the most likely down, whose mass reaches p
+    (Holtzman et al. 2019); it sees the distribution that temperature and top-k have left.
+
+    Args:
+        logits: Scores of the vocabulary, shape (B, V).
+        temperature: What logits are divided by. At 0 only the argmax is kept.
+        top_k: Keep this many tokens; None keeps all.
+        top_p: Keep the smallest set of top tokens whose mass reaches this; None and 1 keep all.
+
+    Returns:
+        Shape (B, V), at least float32. Each row is shifted so that its highest logit is 0, which
+        changes no probability.
+
+    Raises:
+        ValueError: As `sample_next` does.
+    """
+    check_sampling(temperature, top_k, top_p)
+    best = _best(logits)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if temperature == 0:
+        top_k, top_p, temperature = 1, None, 1.0
+
+    # Subtract first: the highest logit is then 0 / temperature, and no temperature overflows it.
+    limits = torch.finfo(logits.dtype)
+    scaled = (logits - best) / min(max(temperature, limits.tiny), limits.max)
+    if top_k is None and (top_p is None or top_p == 1):
+        return scaled
+    # Rank the logits as they came: rounding may have made two of the scaled ones equal. The sort is
+    # stable, so that equal logits stay in the order of their ids, as in argmax.
+    order = logits.argsort(dim=-1, descending=True, stable=True)
+    kept = _kept(scaled.gather(-1, order), top_k, top_p)
+    return scaled.masked_fill(~torch.zeros_like(kept).scatter(-1, order, kept), -math.inf)
+
+
+def _best(logits: Tensor) -> Tensor:
+    """Return each row's highest logit, (B, 1), and refuse rows that have no distribution."""
+    if logits.ndim != 2 or 0 in logits.shape:
+        raise ValueError(f"logits must have shape (B, V), got {tuple(logits.shape)}")
+    best = logits.amax(dim=-1, keepdim=True)  # NaN in a row makes its maximum NaN
+    if not best.isfinite().all():
+        raise ValueError("logits must hold no NaN and no +inf, and a finite value in each row")
+    return best
+
+
+def _kept(ordered: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """Mark what both filters keep of logits in descending order: bool, shape (B, V)."""
+    kept = torch.ones_like(ordered, dtype=torch.bool)
+    if top_k is not None:
+        kept[:, top_k:] = False
+    if top_p is not None and top_p < 1:
+        probs = ordered.masked_fill(~kept, -math.inf).softmax(dim=-1)
+        mass_before = probs.cumsum(dim=-1) - probs
+        kept &= mass_before < top_p
+        kept[:, 0] = True  # whatever p rounds to
+    return kept
+
+
+def check_sampling(
+    temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+) -> None:
+    """Refuse settings that no distribution can follow.
+
+    Args:
+        temperature: Finite and at least 0.
+        top_k: None, or an integer of at least 1.
+        top_p: None, or in (0, 1].
+
+    Raises:
+        ValueError: If one is out of range. `top_p=0` is a mistake, not another spelling of greedy.
+    """
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise ValueError(f"temperature must be finite and at least 0, got {temperature}")
+    if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
+        raise ValueError(f"top_k must be None or an integer of at least 1, got {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be None or lie in (0, 1], got {top_p}")

@@ -1,0 +1,714 @@
+"""Results as data: measurements register themselves, and their results are JSON with provenance.
+
+A module in `lab35_course.measurements` declares what it measures, and is found by itself:
+
+    @measurement("loop.cost", kind="exact")
+    def cost(size: Size) -> Data:
+        return {"uncached": 6550, "cached": 115}
+
+    @table("loop.cost", result="loop.cost")
+    def cost_table(data: Data) -> Table:
+        return Table(headers=["Loop", "Token-forwards"], rows=[...], align="lr")
+
+    @invariant("loop.cost")
+    def cached_is_cheaper(data: Data) -> None:
+        assert data["cached"] < data["uncached"]
+
+`scripts/tables.py` runs the measurements, stores each result as `results/NAME.json`, and renders
+the pages. An exact result is recomputed by every check and must be equal. A measured one depends on
+the machine: a check runs it again at `Size.TINY`, for its shape and its invariants alone.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import gc
+import importlib
+import json
+import math
+import os
+import pkgutil
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, TypeVar
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from lab35.checkpoint import replacing
+
+__all__ = [
+    "Data",
+    "Invariant",
+    "Measurement",
+    "Problem",
+    "Registry",
+    "Result",
+    "Size",
+    "Table",
+    "TableView",
+    "check_results",
+    "collect",
+    "difference",
+    "fitted",
+    "invariant",
+    "measurement",
+    "read_results",
+    "shape",
+    "spread",
+    "table",
+    "threads",
+    "time_paired",
+    "track",
+    "write_result",
+]
+
+ROOT = Path(__file__).parents[2]
+
+Data = dict[str, Any]
+Kind = Literal["exact", "measured"]
+T = TypeVar("T")
+
+
+class Size(enum.Enum):
+    """How much a measurement does: all of it, or just enough to show its shape."""
+
+    FULL = "full"
+    TINY = "tiny"
+
+    def pick(self, full: T, tiny: T) -> T:
+        """Choose a value by size, as in `size.pick(15, 2)` rounds.
+
+        Args:
+            full: The value for the stored result.
+            tiny: The value for a check.
+
+        Returns:
+            One of the two.
+        """
+        return full if self is Size.FULL else tiny
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that a check found: where, and what to do about it."""
+
+    where: str
+    message: str
+
+    def __str__(self) -> str:
+        """Format as `file:line: message`."""
+        return f"{self.where}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table before it is Markdown.
+
+    Args:
+        headers: One heading a column.
+        rows: One list of cells a row; a cell is Markdown without line breaks.
+        align: One letter a column: `l`, `r` or `c`.
+
+    Raises:
+        ValueError: If the columns do not agree, or a cell holds a line break.
+    """
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    align: str
+
+    def __post_init__(self) -> None:
+        if set(self.align) - set("lrc") or len(self.align) != len(self.headers):
+            raise ValueError(
+                f"align must be one of l, r, c for each of {len(self.headers)} columns, "
+                f"got {self.align!r}"
+            )
+        for row in self.rows:
+            if len(row) != len(self.headers) or any("\n" in cell for cell in row):
+                raise ValueError(
+                    f"rows must hold {len(self.headers)} cells without line breaks, got {row!r}"
+                )
+
+    def markdown(self) -> str:
+        """Write the table with pipes, its columns padded so that the source reads well too."""
+        cells = [[cell.replace("|", "\\|") for cell in row] for row in (self.headers, *self.rows)]
+        widths = [max(3, *(len(cell) for cell in column)) for column in zip(*cells, strict=True)]
+        rules = {"l": (":", "-"), "r": ("-", ":"), "c": (":", ":")}
+
+        def line(row: Sequence[str]) -> str:
+            padded = (
+                cell.rjust(width) if side == "r" else cell.ljust(width)
+                for cell, width, side in zip(row, widths, self.align, strict=True)
+            )
+            return f"| {' | '.join(padded)} |"
+
+        rule = (
+            f"{rules[side][0]}{'-' * (width - 2)}{rules[side][1]}"
+            for side, width in zip(self.align, widths, strict=True)
+        )
+        return "\n".join([line(cells[0]), f"| {' | '.join(rule)} |", *map(line, cells[1:])])
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A registered measurement; call it with a `Size` for its bare data."""
+
+    name: str
+    kind: Kind
+    seed: int
+    threads: int
+    function: Callable[[Size], Data]
+
+    def __call__(self, size: Size) -> Data:
+        """Run under the declared seed and threads, and restore both.
+
+        Returns:
+            The data as JSON holds them: lists for tuples, text for keys. The floats of a measured
+            result keep 6 significant digits; an exact result is kept exactly.
+
+        Raises:
+            ValueError: If JSON cannot hold the data, or a key cannot stand in a dotted path.
+        """
+        with threads(self.threads), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            data = self.function(size)
+        return _jsonable(self.name, data, exact=self.kind == "exact")
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A registered table: how a result is laid out on a page."""
+
+    name: str
+    result: str
+    function: Callable[[Data], Table]
+
+
+@dataclass(frozen=True)
+class Invariant:
+    """A registered statement that holds for a result on every machine and at every size."""
+
+    result: str
+    function: Callable[[Data], None]
+
+
+def measurement(
+    name: str, *, kind: Kind, seed: int = 1337, threads: int = 1
+) -> Callable[[Callable[[Size], Data]], Measurement]:
+    """Register a function of a `Size` as a measurement.
+
+    Args:
+        name: `chapter.subject`; the result is stored as `results/chapter.subject.json`.
+        kind: `"exact"` when every machine must find the same (counts, bytes, kept sets), so that
+            checks can recompute it at full size: keep it fast. `"measured"` for times, and for
+            floats that depend on the machine's kernels.
+        seed: Given to `torch.manual_seed` before each run.
+        threads: Torch's threads during the run.
+
+    Returns:
+        A decorator. The function returns a dictionary that JSON can hold, with keys free of dots
+        and spaces. Its keys are the same at every size; only lists may change their length. When
+        it holds `samples` at its top, the provenance says "median of" so many.
+
+    Raises:
+        ValueError: If `kind` is unknown.
+    """
+    if kind not in ("exact", "measured"):
+        raise ValueError(f"kind must be 'exact' or 'measured', got {kind!r}")
+    return lambda function: Measurement(name, kind, seed, threads, function)
+
+
+def table(name: str, *, result: str) -> Callable[[Callable[[Data], Table]], TableView]:
+    """Register a function from a stored result's data to a `Table`.
+
+    Args:
+        name: What the marker on the page says.
+        result: The name of the measurement.
+
+    Returns:
+        A decorator.
+    """
+    return lambda function: TableView(name, result, function)
+
+
+def invariant(result: str) -> Callable[[Callable[[Data], None]], Invariant]:
+    """Register a function that asserts what must hold for a result's data at every size.
+
+    An invariant asserts no time: say that a ratio is positive, not that it is above 4.
+
+    Args:
+        result: The name of the measurement; it may have several invariants.
+
+    Returns:
+        A decorator.
+    """
+    return lambda function: Invariant(result, function)
+
+
+def collect(package: ModuleType, *kinds: type[T]) -> list[T]:
+    """Import every module of a package and gather the objects of some types that they define.
+
+    Args:
+        package: A package; modules in it need no registration.
+        kinds: The types to look for.
+
+    Returns:
+        The objects in order of module name, then of definition.
+    """
+    found: dict[int, T] = {}
+    for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
+        module = importlib.import_module(f"{package.__name__}.{info.name}")
+        for value in vars(module).values():
+            if isinstance(value, kinds):
+                found[id(value)] = value
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Everything that the measurement modules declare, by name."""
+
+    measurements: Mapping[str, Measurement]
+    tables: Mapping[str, TableView]
+    invariants: Sequence[Invariant]
+
+    @classmethod
+    def of(cls, items: Sequence[Measurement | TableView | Invariant]) -> Registry:
+        """Sort registered objects by their type and name.
+
+        Args:
+            items: Measurements, tables and invariants.
+
+        Returns:
+            The registry.
+
+        Raises:
+            ValueError: If two of a type share a name, or a table or an invariant belongs to no
+                measurement.
+        """
+        measurements = _by_name([item for item in items if isinstance(item, Measurement)])
+        tables = _by_name([item for item in items if isinstance(item, TableView)])
+        invariants = [item for item in items if isinstance(item, Invariant)]
+        for item in (*tables.values(), *invariants):
+            if item.result not in measurements:
+                raise ValueError(f"result must be a registered measurement, got {item.result!r}")
+        return cls(measurements, tables, invariants)
+
+    @classmethod
+    def discover(cls) -> Registry:
+        """Gather what the modules of `lab35_course.measurements` declare."""
+        from lab35_course import measurements
+
+        return cls.of(collect(measurements, Measurement, TableView, Invariant))
+
+    def broken_invariants(self, name: str, data: Data) -> list[str]:
+        """Run every invariant of a result.
+
+        Args:
+            name: The measurement.
+            data: Its data, stored or fresh.
+
+        Returns:
+            One sentence for each invariant that does not hold.
+        """
+        broken = []
+        for item in self.invariants:
+            if item.result == name:
+                try:
+                    fitted(item.function, data)
+                except (AssertionError, ValueError) as error:
+                    reason = " ".join(str(error).split())
+                    broken.append(f"{item.function.__name__} does not hold ({reason})")
+        return broken
+
+
+def fitted(function: Callable[..., T], *data: Data) -> T:
+    """Call a function of stored data that may be older than the function.
+
+    Args:
+        function: A table, an invariant or a figure.
+        data: The data of each result that it takes.
+
+    Returns:
+        What the function returns.
+
+    Raises:
+        ValueError: If the function finds the data otherwise than it expects.
+    """
+    try:
+        return function(*data)
+    except (LookupError, TypeError) as error:
+        raise ValueError(
+            f"{function.__name__} does not fit the stored result ({error!r}); measure it again"
+        ) from error
+
+
+def _by_name(items: Sequence[T]) -> dict[str, T]:
+    named: dict[str, T] = {}
+    for item in items:
+        if item.name in named:
+            raise ValueError(f"name must be registered once, got {item.name!r} twice")
+        named[item.name] = item
+    return named
+
+
+@dataclass(frozen=True)
+class Result:
+    """A stored result: the data, and where they come from."""
+
+    name: str
+    kind: Kind
+    data: Data
+    provenance: Data
+
+    @classmethod
+    def measure(cls, measurement: Measurement) -> Result:
+        """Run a measurement at full size and note the circumstances.
+
+        Args:
+            measurement: What to run.
+
+        Returns:
+            The result, not yet stored.
+        """
+        data = measurement(Size.FULL)
+        provenance = {
+            "date": datetime.date.today().isoformat(),
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            "threads": measurement.threads,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "platform": f"{platform.system()} {platform.machine()}",
+            "command": f"python scripts/tables.py --only {measurement.name}",
+            "seed": measurement.seed,
+            "samples": data.get("samples", 1),
+        }
+        return cls(measurement.name, measurement.kind, data, provenance)
+
+    def line(self) -> str:
+        """Tell the circumstances in one line, to stand below a table."""
+        if self.kind == "exact":
+            return "Exact: recomputed by the tests."
+        told = self.provenance
+        count = f"{told['threads']} thread{'s' if told['threads'] != 1 else ''}"
+        samples = f", median of {told['samples']}" if told["samples"] > 1 else ""
+        return (
+            f"Measured on {told['processor']}, {count}, torch {told['torch']}{samples}; "
+            f"{told['date']}. `make tables` measures again."
+        )
+
+
+def read_results(folder: Path) -> dict[str, Result]:
+    """Read every stored result.
+
+    Args:
+        folder: The folder of JSON files; a missing one holds none.
+
+    Returns:
+        The results by name.
+
+    Raises:
+        ValueError: If a file is not a result, or is stored under another name than its own.
+    """
+    stored = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            result = Result(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{path.name} must be a stored result ({error}); measure it again"
+            ) from None
+        if path.stem != result.name:
+            raise ValueError(f"{path.name} must be named after its result, got {result.name!r}")
+        stored[result.name] = result
+    return stored
+
+
+def write_result(folder: Path, result: Result) -> bool:
+    """Store a result; an exact one whose data are stored already keeps its file.
+
+    Args:
+        folder: The folder, made if it does not exist.
+        result: What to store.
+
+    Returns:
+        True when the file was written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{result.name}.json"
+    if result.kind == "exact" and path.exists():
+        before = read_results(folder)[result.name]
+        if (before.kind, before.data) == (result.kind, result.data):
+            return False
+    text = json.dumps(asdict(result), indent=2, ensure_ascii=False, allow_nan=False)
+    with replacing(path) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+    return True
+
+
+def check_results(registry: Registry, stored: Mapping[str, Result]) -> Iterator[Problem]:
+    """Hold stored results against their measurements.
+
+    An exact result is recomputed and must be equal. A measured one is run at `Size.TINY` and must
+    have the same shape. Invariants must hold for what is stored and for what was run.
+
+    Args:
+        registry: The measurements.
+        stored: The stored results by name.
+
+    Yields:
+        Each problem, as it is found.
+    """
+    for name in sorted(stored.keys() - registry.measurements.keys()):
+        yield Problem(
+            f"results/{name}.json", "no measurement has this name; delete the file or register it"
+        )
+    for name in track(registry.measurements, "checking"):
+        item = registry.measurements[name]
+        where = f"results/{name}.json"
+        remedy = f"run `python scripts/tables.py --only {name}`"
+        if name not in stored:
+            yield Problem(where, f"no stored result; {remedy}")
+            continue
+        before = stored[name]
+        if before.kind != item.kind:
+            yield Problem(where, f"stored as {before.kind}, registered as {item.kind}; {remedy}")
+            continue
+        size = Size.FULL if item.kind == "exact" else Size.TINY
+        fresh = item(size)
+        if item.kind == "exact" and fresh != before.data:
+            change = difference(before.data, fresh)
+            yield Problem(where, f"recomputing gives another result: {change}; {remedy}")
+        elif item.kind == "measured" and shape(fresh) != shape(before.data):
+            change = difference(shape(before.data), shape(fresh))
+            yield Problem(where, f"the shape has changed: {change}; {remedy}")
+        for broken in registry.broken_invariants(name, before.data):
+            yield Problem(where, f"stored result: {broken}; {remedy}, or mend the measurement")
+        for broken in registry.broken_invariants(name, fresh):
+            yield Problem(where, f"fresh {size.value} result: {broken}; mend the measurement")
+
+
+def track(names: Iterable[str], verb: str) -> Iterator[str]:
+    """Go through names under a progress bar on standard error, if that is a terminal.
+
+    Args:
+        names: Names of measurements.
+        verb: What happens to each.
+
+    Yields:
+        The names in order.
+    """
+    names, console = list(names), Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(verb, total=len(names))
+        for name in names:
+            progress.update(task, description=f"{verb} {name}")
+            yield name
+            progress.advance(task)
+
+
+def shape(value: Any) -> Any:
+    """Describe JSON data by what they are made of.
+
+    Args:
+        value: Anything that JSON can hold.
+
+    Returns:
+        A dictionary of the same keys; for a list, the distinct shapes of its elements, so that its
+        length does not count; for the rest, the name of its type, where all numbers are alike.
+    """
+    match value:
+        case dict():
+            return {key: shape(item) for key, item in value.items()}
+        case list():
+            distinct = {json.dumps(shape(item), sort_keys=True) for item in value}
+            return [json.loads(item) for item in sorted(distinct)]
+        case bool() | None | str():
+            return type(value).__name__
+        case _:
+            return "number"
+
+
+def difference(before: Any, after: Any, path: str = "") -> str:
+    """Name the first place where two JSON values differ.
+
+    Args:
+        before: The stored value.
+        after: The fresh value; not equal to `before`.
+        path: Where both were found.
+
+    Returns:
+        The dotted path and what stands there.
+    """
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = sorted(before.keys() ^ after.keys())
+        if keys:
+            has = "is stored only" if keys[0] in before else "is not stored"
+            return f"`{f'{path}.{keys[0]}'.lstrip('.')}` {has}"
+        pairs = {key: (before[key], after[key]) for key in before}
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = dict(enumerate(zip(before, after, strict=True)))
+    else:
+        return f"`{path.lstrip('.')}` was {_short(before)}, is {_short(after)}"
+    key = next(key for key, (old, new) in pairs.items() if old != new)
+    return difference(*pairs[key], f"{path}.{key}")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _jsonable(name: str, value: Any, *, exact: bool) -> Any:
+    """Bring data to what reading them back from JSON gives."""
+    match value:
+        case dict():
+            for key in map(str, value):
+                if not key or "." in key or any(char.isspace() for char in key):
+                    raise ValueError(f"{name}: keys must be free of dots and spaces, got {key!r}")
+            return {str(k): _jsonable(name, v, exact=exact) for k, v in value.items()}
+        case list() | tuple():
+            return [_jsonable(name, item, exact=exact) for item in value]
+        case float() if not math.isfinite(value):
+            raise ValueError(f"{name}: numbers must be finite, got {value}")
+        case float():
+            return value if exact else float(f"{value:.6g}")
+        case bool() | int() | str() | None:
+            return value
+        case _:
+            raise ValueError(f"{name}: data must be JSON's own types, got {type(value).__name__}")
+
+
+def processor() -> str:
+    """Read the processor's model name from the machine."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    if platform.system() == "Darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return platform.processor() or platform.machine()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Set torch's threads for a block, and restore them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def spread(samples: Sequence[float]) -> Data:
+    """Summarise samples of one quantity.
+
+    Args:
+        samples: At least one number, in any unit.
+
+    Returns:
+        `median`, `min`, `max` and `iqr` (the distance between the quartiles) in that unit, and
+        `samples`, their count.
+
+    Raises:
+        ValueError: If there is no sample.
+    """
+    if not samples:
+        raise ValueError("samples must hold at least one number, got none")
+    several = samples if len(samples) > 1 else [*samples, *samples]
+    quartiles = statistics.quantiles(several, method="inclusive")
+    return {
+        "median": statistics.median(samples),
+        "min": min(samples),
+        "max": max(samples),
+        "iqr": quartiles[2] - quartiles[0],
+        "samples": len(samples),
+    }
+
+
+def time_paired(
+    variants: Mapping[str, Callable[[], object]],
+    *,
+    repeats: int,
+    warmup: int = 1,
+    baseline: str | None = None,
+) -> Data:
+    """Time several ways to do one thing side by side, round by round.
+
+    A round times every variant once, and the next round starts with another one, so that a slow
+    spell of the machine and the order fall on all alike. A speed-up is taken within each round; the
+    claim to quote is the median of these ratios, not a ratio of medians. Torch's threads are as the
+    caller set them: a measurement declares them, and `threads` changes them for a block.
+
+    Args:
+        variants: Functions without arguments by name.
+        repeats: Rounds that count.
+        warmup: Rounds before them that do not.
+        baseline: The variant to compare with. Defaults to the first.
+
+    Returns:
+        `samples` (the rounds), `threads`, `baseline`, and `variants`: for each name `seconds`, the
+        spread of its times, and `speedup`, the spread of baseline time / its own time.
+
+    Raises:
+        ValueError: If there is no variant, the baseline is unknown, `repeats` is below 1 or
+            `warmup` below 0.
+    """
+    if not variants:
+        raise ValueError("variants must hold at least one function, got none")
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {repeats}")
+    if warmup < 0:
+        raise ValueError(f"warmup must be at least 0, got {warmup}")
+    names = list(variants)
+    baseline = names[0] if baseline is None else baseline
+    if baseline not in variants:
+        raise ValueError(f"baseline must be one of {names}, got {baseline!r}")
+
+    rounds: list[dict[str, float]] = []
+    for index in range(warmup + repeats):
+        first = index % len(names)
+        rounds.append({name: _seconds(variants[name]) for name in names[first:] + names[:first]})
+    rounds = rounds[warmup:]
+    return {
+        "samples": repeats,
+        "threads": torch.get_num_threads(),
+        "baseline": baseline,
+        "variants": {
+            name: {
+                "seconds": spread([times[name] for times in rounds]),
+                "speedup": spread([times[baseline] / times[name] for times in rounds]),
+            }
+            for name in names
+        },
+    }
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    """Time one call, with the garbage collector out of the way."""
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        function()
+        return time.perf_counter() - start
+    finally:
+        if collecting:
+            gc.enable()

@@ -1,0 +1,240 @@
+"""The site as a reader meets it: every page in Chromium, wide and narrow, light and dark."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from built_site import PAGES, site
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+SIZES = {"desktop": {"width": 1280, "height": 800}, "phone": {"width": 390, "height": 844}}
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    # Whatever a page may ask for, nothing leaves this machine.
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
+AXE = Axe().axe_script
+RUN_AXE = """async (coloursOnly) => (await axe.run({
+    resultTypes: ["violations"],
+    // What can differ between light and dark; every other rule needs one look.
+    ...(coloursOnly && {runOnly: ["color-contrast", "link-in-text-block"]}),
+})).violations"""
+KEEP_ONE_TOKEN_OF_EACH_KIND = """() => {
+    // Tokens of one kind look alike, and axe looks at each of thousands for milliseconds.
+    const seen = new Set();
+    for (const token of document.querySelectorAll("pre span[class]:not(:has(*))")) {
+        const kind = token.className + " in " + token.closest("pre").parentElement.className;
+        if (seen.has(kind)) token.replaceWith(token.textContent);
+        seen.add(kind);
+    }
+}"""
+ALLOWED: dict[str, str] = {}
+"""Rules of axe that may be broken, each with the reason."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One Chromium for all tests; without one they are skipped, or fail where nothing may be."""
+    if CHROMIUM is None:
+        missing = "Chromium is not installed; on Debian: apt-get install chromium"
+        (pytest.fail if os.environ.get("LAB35_REQUIRE_ALL") == "1" else pytest.skip)(missing)
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Serve a folder on a free port of 127.0.0.1 and yield its address."""
+    handler = functools.partial(_Quiet, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Where the built site is served."""
+    with serving(site()) as url:
+        yield url
+
+
+@contextmanager
+def opened(browser: Browser, size: str) -> Iterator[tuple[Page, list[str]]]:
+    """Open a tab and record what must not happen in it."""
+    context = browser.new_context(viewport=SIZES[size])
+    context.set_default_timeout(30_000)
+    page, problems = context.new_page(), []
+    page.on("pageerror", lambda error: problems.append(f"page error: {error}"))
+    page.on(
+        "console",
+        lambda said: said.type == "error" and problems.append(f"console error: {said.text}"),
+    )
+    page.on(
+        "request",
+        lambda request: (
+            request.url.startswith(("http://127.0.0.1:", "data:", "blob:"))
+            or problems.append(f"request off this machine: {request.url}")
+        ),
+    )
+    try:
+        yield page, problems
+    finally:
+        context.close()
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def tab(browser: Browser, request: pytest.FixtureRequest) -> Iterator[tuple[Page, list[str]]]:
+    """One tab of each size, in which the pages are opened one after the other."""
+    with opened(browser, request.param) as page_and_problems:
+        yield page_and_problems
+
+
+def look(page: Page, url: str, problems: list[str]) -> list[str]:
+    """Load a page and list what is wrong with it, in light and in dark.
+
+    Args:
+        page: A tab from `opened`.
+        url: The address.
+        problems: Where the tab records what it sees; more is added.
+
+    Returns:
+        The same list.
+    """
+    page.emulate_media(color_scheme="light")
+    page.goto(url)
+    page.evaluate("document.fonts.ready")
+    page.evaluate(AXE)
+    page.add_style_tag(content="* { transition: none !important }")  # no colour on its way
+    page.evaluate(KEEP_ONE_TOKEN_OF_EACH_KIND)
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        width, room = page.evaluate("[document.scrollingElement.scrollWidth, innerWidth]")
+        if width > room:
+            problems.append(f"{scheme}: the page scrolls sideways, {width} px in {room} px")
+        if scheme == "dark" and page.viewport_size == SIZES["phone"]:
+            continue  # the colours of the desktop in the layout that was just looked at
+        for violation in page.evaluate(RUN_AXE, scheme == "dark"):
+            targets = [" ".join(map(str, node["target"])) for node in violation["nodes"]]
+            if violation["id"] not in ALLOWED:
+                problems.append(f"{scheme}: axe {violation['id']}: {', '.join(targets)}")
+    return problems
+
+
+@pytest.mark.parametrize("name", [*PAGES, "404.md"])
+def test_page_is_sound(name: str, tab: tuple[Page, list[str]], address: str) -> None:
+    """Guards every page: errors, requests to others, sideways scrolling, accessibility."""
+    page, problems = tab
+    problems.clear()
+
+    assert [] == look(page, f"{address}/{Path(name).with_suffix('.html')}", problems)
+
+
+SOUND = """<!doctype html><html lang="en"><head><title>A page</title>
+<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,"></head>
+<body><main><h1>A page</h1>{}</main></body></html>"""
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ('<img alt="" src="http://example.org/a.png">', "request off this machine"),
+        ("<script>console.error('broken')</script>", "console error: broken"),
+        ("<script>nosuch()</script>", "page error"),
+        ('<img alt="a picture" src="missing.png">', "console error"),
+        ('<p style="width: 2000px">Wide</p>', "scrolls sideways"),
+        ('<img src="data:image/gif;base64,R0lGODlhAQABAAAAACw=">', "axe image-alt"),
+        (
+            "<style>@media (prefers-color-scheme: dark) { p { color: #eee } }</style><p>Pale</p>",
+            "dark: axe color-contrast",
+        ),
+    ],
+)
+def test_an_unsound_page_is_found(
+    body: str, problem: str, browser: Browser, tmp_path: Path
+) -> None:
+    """Guards the check itself: each kind of fault, put into a sound page, is seen and named."""
+    (tmp_path / "sound.html").write_text(SOUND.format("<p>Text</p>"), encoding="utf-8")
+    (tmp_path / "unsound.html").write_text(SOUND.format(body), encoding="utf-8")
+    with serving(tmp_path) as url:
+        with opened(browser, "desktop") as (page, problems):
+            assert [] == look(page, f"{url}/sound.html", problems)
+        with opened(browser, "desktop") as (page, problems):
+            assert any(problem in found for found in look(page, f"{url}/unsound.html", problems))
+
+
+def test_keyboard_reaches_the_text_and_the_search(browser: Browser, address: str) -> None:
+    """Guards readers without a mouse: the skip link comes first, and the search answers."""
+    with opened(browser, "desktop") as (page, problems):
+        page.goto(f"{address}/notation.html")
+        page.keyboard.press("Tab")
+        expect(page.locator(".md-skip")).to_be_focused()
+        expect(page.locator(".md-skip")).to_have_css("opacity", "1")
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(f"{address}/notation.html#notation")
+
+        page.goto(f"{address}/index.html")
+        stops = []
+        while not stops or stops[-1] != "Search":
+            page.keyboard.press("Tab")
+            stops.append(page.evaluate("document.activeElement.ariaLabel"))
+            assert len(stops) < 10, stops
+        page.keyboard.type("causal_mask")
+        expect(page.locator(".md-search-result__link").first).to_be_visible()
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/api/*.html*")
+        assert [] == problems
+
+
+def test_boxes_that_scroll_are_reached_by_keyboard(browser: Browser, address: str) -> None:
+    """Guards wide tables on a phone: a stop for the keyboard only where there is more to see."""
+    boxes = ".md-typeset__scrollwrap"
+    for size, stops in (("desktop", False), ("phone", True)):
+        with opened(browser, size) as (page, _):
+            page.goto(f"{address}/notation.html")
+            expect(page.locator(boxes)).to_have_count(3)
+            expect(page.locator(f"{boxes}[tabindex='0']")).to_have_count(3 if stops else 0)
+
+
+def test_colours_follow_the_system_and_the_toggle(browser: Browser, address: str) -> None:
+    """Guards the palette: the system's choice first, then the reader's, which is remembered."""
+    with opened(browser, "desktop") as (page, problems):
+        body = page.locator("body")
+        light, dark = "rgb(253, 252, 249)", "rgb(23, 24, 26)"
+        page.emulate_media(color_scheme="dark")
+        page.goto(f"{address}/notation.html")
+        expect(body).to_have_css("background-color", dark)
+        page.emulate_media(color_scheme="light")
+        expect(body).to_have_css("background-color", light)
+
+        toggle = page.locator("label.md-header__button[for^=__palette]:not([hidden])")
+        for _ in range(2):  # from the system's to light, from light to dark
+            toggle.click()
+        expect(body).to_have_css("background-color", dark)
+        page.reload()
+        expect(body).to_have_css("background-color", dark)
+        assert [] == problems

@@ -1,0 +1,153 @@
+"""The training script: it learns, it can stop anywhere, and it says what is wrong."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import train as script
+from rich.console import Console
+from train import Corpus, Recipe, Run, held_out_loss, read_corpus
+
+from lab35 import GPT, GPTConfig, Tokenizer, load_pretrained
+from lab35.checkpoint import read_record
+
+TEXT = "".join(f"{n} bottles of ink, {n} sheets of paper, {n} letters sealed.\n" for n in range(99))
+SIZES = GPTConfig(vocab_size=267, block_size=16, n_layer=2, n_head=2, n_embd=16, dropout=0.1)
+RECIPE = Recipe(steps=12, batch_size=4, warmup=2, eval_every=4)
+QUIET = Console(file=None, quiet=True)
+
+
+def start(recipe: Recipe = RECIPE, text: str = TEXT) -> Run:
+    """Begin a run on the small text."""
+    tokenizer = Tokenizer.train(text, merges=10)
+    return Run.start(recipe, Corpus.split(text, tokenizer), tokenizer, SIZES)
+
+
+def weights(model: GPT) -> list[list[float]]:
+    """Return all weights as plain numbers."""
+    return [p.flatten().tolist() for p in model.parameters()]
+
+
+def test_a_resumed_run_is_the_run(tmp_path: Path) -> None:
+    """Stopped after 8 of 12 steps and resumed: the same weights, average and curve, bit for bit."""
+    whole = start()
+    script.train(whole, tmp_path / "whole", QUIET)
+
+    (tmp_path / "parts").mkdir()
+    part = start()
+    losses = [part.advance() for _ in range(4)]
+    part.evaluate(sum(losses) / 4)
+    losses = [part.advance() for _ in range(4)]
+    part.evaluate(sum(losses) / 4)
+    part.save_state(tmp_path / "parts")
+    torch.manual_seed(99)
+    resumed = start()
+    resumed.resume(tmp_path / "parts")
+    assert resumed.step == 8
+    script.train(resumed, tmp_path / "parts", QUIET)
+
+    assert weights(whole.model) == weights(resumed.model)
+    assert weights(whole.average) == weights(resumed.average)
+    assert whole.curve == resumed.curve
+
+
+def test_the_checkpoint_is_the_best_average(tmp_path: Path) -> None:
+    """What is saved has the loss that the record claims, and the record knows the run."""
+    run = start()
+    script.train(run, tmp_path, QUIET)
+    model, _ = load_pretrained(tmp_path)
+    record = read_record(tmp_path)
+    assert held_out_loss(model, run.corpus.held_out) == pytest.approx(run.best)
+    assert record["held_out_nats_per_token"] == min(p["held_out"] for p in record["curve"])
+    assert record["steps"] == 12
+    assert [point["step"] for point in record["curve"]] == [4, 8, 12]
+
+
+@pytest.mark.slow
+def test_training_learns(tmp_path: Path) -> None:
+    """A text this regular is soon predicted far better than by chance."""
+    run = start(Recipe(steps=150, batch_size=8, warmup=10, learning_rate=1e-2, eval_every=150))
+    before = held_out_loss(run.average, run.corpus.held_out)
+    script.train(run, tmp_path, QUIET)
+    assert before == pytest.approx(math.log(SIZES.vocab_size), abs=0.2)
+    assert run.best < 0.6 * before
+
+
+def test_the_held_out_tenth_is_never_trained_on() -> None:
+    """The two parts make up the text, and the second is a tenth of it."""
+    tokenizer = Tokenizer.train(TEXT, merges=10)
+    corpus = Corpus.split(TEXT, tokenizer)
+    train, held_out = (tokenizer.decode(part.tolist()) for part in (corpus.train, corpus.held_out))
+    assert train + held_out == TEXT
+    assert len(held_out) == pytest.approx(len(TEXT) / 10, abs=1)
+    assert corpus.held_out_bytes == len(held_out.encode())
+
+
+def test_held_out_loss_counts_every_token_once() -> None:
+    """Windows of any length: the mean over tokens, not over windows."""
+    model = start().model.eval()
+    tokens = torch.arange(40) % SIZES.vocab_size
+    with torch.inference_mode():
+        total = 0.0
+        for first in (0, 16, 32):
+            window = tokens[first : first + 17][None]
+            logp = model(window[:, :-1])[0].double().log_softmax(-1)
+            total -= logp.gather(-1, window[:, 1:, None]).sum().item()
+    assert held_out_loss(model, tokens) == pytest.approx(total / 39, rel=1e-5)
+
+
+def test_bits_per_byte() -> None:
+    """A uniform guess over bytes costs eight bits each: nats a token, tokens a byte, ln 2."""
+    run = start()
+    tokens, size = len(run.corpus.held_out) - 1, run.corpus.held_out_bytes
+    assert run.bits_per_byte(8 * math.log(2) * size / tokens) == pytest.approx(8)
+
+
+def test_learning_rate_rises_then_falls_to_its_share() -> None:
+    """Linear warm-up to the peak, a cosine down to the final fraction."""
+    recipe = Recipe(steps=1000, warmup=100, learning_rate=1.0, final_fraction=0.05)
+    rates = [recipe.rate(step) for step in range(1000)]
+    assert max(rates) == rates[99] == pytest.approx(1.0)
+    assert rates[:100] == sorted(rates[:100])
+    assert rates[100:] == sorted(rates[100:], reverse=True)
+    assert rates[-1] == pytest.approx(0.05, abs=1e-4)
+
+
+def test_resume_refuses_another_recipe_or_text(tmp_path: Path) -> None:
+    """Going on with other settings would be neither run."""
+    run = start()
+    with pytest.raises(ValueError, match=r"resume needs .*training\.safetensors"):
+        run.resume(tmp_path)
+    run.save_state(tmp_path)
+    with pytest.raises(ValueError, match="resume needs the recipe and corpus"):
+        start(Recipe(steps=13, batch_size=4, warmup=2, eval_every=4)).resume(tmp_path)
+    with pytest.raises(ValueError, match="resume needs the recipe and corpus"):
+        start(text=TEXT + "One more line.\n").resume(tmp_path)
+    run.resume(tmp_path)
+
+
+def test_the_corpus_must_be_text(tmp_path: Path) -> None:
+    """A missing file and a file of other bytes are the user's to mend."""
+    with pytest.raises(ValueError, match=r"corpus must be a UTF-8 text file, got .*none\.txt"):
+        read_corpus(tmp_path / "none.txt", QUIET)
+    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"corpus must be a UTF-8 text file, got .*latin\.txt"):
+        read_corpus(tmp_path / "latin.txt", QUIET)
+
+
+def test_the_script_says_it_in_one_line(tmp_path: Path) -> None:
+    """As everywhere: one line, exit code 2, and nothing left in the folder."""
+    ran = subprocess.run(
+        [sys.executable, script.__file__, "--corpus", "none.txt", "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("train: error: corpus must be a UTF-8 text file")
+    assert ran.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
