@@ -153,6 +153,18 @@ def test_context_limit_can_raise(model: GPT, passage: list[int]) -> None:
         generate(model, prompt, 20, temperature=0, on_context_limit="raise")
 
 
+def test_a_step_is_handed_out_before_the_limit_is_raised(model: GPT, passage: list[int]) -> None:
+    """Who reads token by token gets all nine that the error counts."""
+    steps = decode_steps(
+        model, torch.tensor([passage[:120]]), 20, temperature=0, on_context_limit="raise"
+    )
+    taken = []
+    with pytest.raises(ContextLimitError, match="after 9 of 20"):
+        taken.extend(step.token.item() for step in steps)
+    fits = generate(model, torch.tensor([passage[:120]]), 9, temperature=0)
+    assert taken == fits.new_tokens[0].tolist()
+
+
 def test_prompt_longer_than_the_block(model: GPT, passage: list[int]) -> None:
     """The cached loop says what to do; the uncached one crops."""
     prompt = torch.tensor([passage[:130]])

@@ -8,6 +8,7 @@ assert model.num_parameters == 875_264
 ```
 """
 
+from lab35.batching import completions, left_pad
 from lab35.cache import GrowingCache, KVCache, cache_bytes
 from lab35.checkpoint import CheckpointError, load_pretrained
 from lab35.loop import (
@@ -20,26 +21,40 @@ from lab35.loop import (
 )
 from lab35.model import GPT, GPTConfig, causal_mask, position_ids
 from lab35.sampling import filtered_logits, probabilities, sample_next
+from lab35.streaming import Event, generate_stream, stream_decode
 from lab35.tokenizer import Tokenizer
+from lab35.trace import Trace, trace_step
+from lab35.verification import Divergence, VerifyReport, verify, verify_cache
 
 __all__ = [
     "GPT",
     "CheckpointError",
     "ContextLimitError",
+    "Divergence",
+    "Event",
     "GPTConfig",
     "Generation",
     "GrowingCache",
     "KVCache",
     "Step",
     "Tokenizer",
+    "Trace",
+    "VerifyReport",
     "cache_bytes",
     "causal_mask",
+    "completions",
     "decode_steps",
     "filtered_logits",
     "generate",
+    "generate_stream",
+    "left_pad",
     "load_pretrained",
     "position_ids",
     "probabilities",
     "sample_next",
+    "stream_decode",
     "token_forwards",
+    "trace_step",
+    "verify",
+    "verify_cache",
 ]

@@ -26,7 +26,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lab35.model import GPTConfig, causal_mask
+from lab35.model import GPT, GPTConfig, causal_mask
 
 __all__ = ["Cache", "GrowingCache", "KVCache", "cache_bytes", "causal_mask"]
 
@@ -120,6 +120,24 @@ class KVCache:
             self.v = torch.zeros(shape, dtype=dtype, device=device)
         self._layers = list(zip(self.k.unbind(), self.v.unbind(), strict=True))  # views
         self.length = 0
+
+    @classmethod
+    def for_model(cls, model: GPT, batch_size: int, max_len: int | None = None) -> KVCache:
+        """Make a cache of a model's sizes, in the type and place of its weights.
+
+        Args:
+            model: The model that will use it.
+            batch_size: Rows, B.
+            max_len: Positions to make room for. Defaults to the model's block size.
+
+        Returns:
+            An empty cache.
+
+        Raises:
+            ValueError: As for the constructor.
+        """
+        weights = next(model.parameters())
+        return cls(model.config, batch_size, max_len, dtype=weights.dtype, device=weights.device)
 
     @property
     def max_len(self) -> int:

@@ -23,7 +23,14 @@ from safetensors.torch import load_file, save_file
 from lab35.model import GPT, GPTConfig
 from lab35.tokenizer import Tokenizer
 
-__all__ = ["CheckpointError", "load_pretrained", "read_record", "save_checkpoint"]
+__all__ = [
+    "CheckpointError",
+    "load_pretrained",
+    "read_digests",
+    "read_record",
+    "replacing",
+    "save_checkpoint",
+]
 
 ASSETS = Path(__file__).parent / "assets"
 MODEL_FILE = "model.safetensors"
@@ -49,7 +56,7 @@ def load_pretrained(path: str | Path | None = None) -> tuple[GPT, Tokenizer]:
             files do not fit each other.
     """
     folder = ASSETS if path is None else Path(path)
-    digests = _read_digests(folder)
+    digests = read_digests(folder)
     for name in (MODEL_FILE, TOKENIZER_FILE):
         _check_digest(folder / name, digests.get(name))
     try:
@@ -90,6 +97,33 @@ def read_record(path: str | Path | None = None) -> dict[str, Any]:
         ) from None
 
 
+def read_digests(path: str | Path | None = None) -> dict[str, str]:
+    """Read the recorded digests of a checkpoint's files.
+
+    Args:
+        path: A checkpoint folder. Defaults to the checkpoint of the course.
+
+    Returns:
+        The sha256 of each file by its name, in hexadecimal.
+
+    Raises:
+        CheckpointError: If the list is missing or is none.
+    """
+    listed = (ASSETS if path is None else Path(path)) / DIGESTS_FILE
+    try:
+        pairs = [line.split(maxsplit=1) for line in listed.read_text().splitlines()]
+        return {name: digest for digest, name in pairs}
+    except OSError:
+        raise CheckpointError(
+            f"{listed}: missing; give a folder with {MODEL_FILE}, {TOKENIZER_FILE} "
+            f"and {DIGESTS_FILE}"
+        ) from None
+    except ValueError:
+        raise CheckpointError(
+            f"{listed}: not a sha256sum file; save the checkpoint again"
+        ) from None
+
+
 def save_checkpoint(
     path: str | Path, model: GPT, tokenizer: Tokenizer, record: dict[str, Any]
 ) -> None:
@@ -116,7 +150,14 @@ def save_checkpoint(
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, and move it there once the block succeeded."""
+    """Yield a temporary path beside `path`, and move it there once the block succeeded.
+
+    Args:
+        path: The file to write or replace, in a folder that exists.
+
+    Yields:
+        Where to write. If the block fails, nothing is left of it.
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     temporary = Path(name)
@@ -131,20 +172,6 @@ def replacing(path: Path) -> Iterator[Path]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read_digests(folder: Path) -> dict[str, str]:
-    """Parse the lines of a `sha256sum` file: digest, two spaces, name."""
-    path = folder / DIGESTS_FILE
-    try:
-        pairs = [line.split(maxsplit=1) for line in path.read_text().splitlines()]
-        return {name: digest for digest, name in pairs}
-    except OSError:
-        raise CheckpointError(
-            f"{path}: missing; give a folder with {MODEL_FILE}, {TOKENIZER_FILE} and {DIGESTS_FILE}"
-        ) from None
-    except ValueError:
-        raise CheckpointError(f"{path}: not a sha256sum file; save the checkpoint again") from None
 
 
 def _check_digest(path: Path, expected: str | None) -> None:

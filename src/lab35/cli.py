@@ -1,30 +1,114 @@
-"""The command line: `lab35 generate` writes a continuation as it comes.
+"""The command line: `lab35 generate`, `repl`, `verify`, `trace` and `info`.
 
-The completion goes to stdout and everything else to stderr. Bad input is one line, and exit code 2.
+Completions go to stdout, and everything else to stderr. With `--json` one object goes to stdout,
+and nothing else does. Bad input is one line on stderr and exit code 2; a check that fails is 1.
+
+```{.python title="The command line is a function"}
+from lab35.cli import main
+
+status = main(["generate", "--temperature", "-1"])  # told on stderr
+assert status == 2
+```
 """
 
 from __future__ import annotations
 
-import codecs
+import dataclasses
 import json
 import os
+import re
+import statistics
 import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Annotated, NoReturn
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 import typer
+from torch import Tensor
 from typer.exceptions import TyperException
 
-from lab35.checkpoint import CheckpointError, load_pretrained
-from lab35.loop import Step, decode_steps
+from lab35.batching import completions, left_pad
+from lab35.checkpoint import CheckpointError, load_pretrained, read_digests, read_record
+from lab35.loop import decode_steps
+from lab35.loop import generate as run_generate
+from lab35.model import GPT
+from lab35.sampling import check_sampling
+from lab35.streaming import generate_stream
+from lab35.tokenizer import Tokenizer
+from lab35.trace import Trace, trace_step
+from lab35.verification import verify_cache
 
 __all__ = ["app", "main"]
 
+DEFAULT_PROMPT = "Sherlock Holmes"
+ROUNDS = 5
+
 app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, help=__doc__
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"terminal_width": 88, "max_content_width": 88},
 )
 """The Typer application behind the console script."""
+
+PromptOption = Annotated[
+    str | None, typer.Option("--prompt", help=f"Text to continue; {DEFAULT_PROMPT!r} if none.")
+]
+FileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt-file", help="Read the prompt from a file, or from standard input if it is -."
+    ),
+]
+TokensOption = Annotated[int, typer.Option("--max-new-tokens", help="Tokens to add at most.")]
+TemperatureOption = Annotated[
+    float, typer.Option("--temperature", help="0 is greedy, 1 the model's odds.")
+]
+TopKOption = Annotated[
+    int | None, typer.Option("--top-k", help="Keep this many tokens; 512 keeps all.")
+]
+TopPOption = Annotated[
+    float | None,
+    typer.Option("--top-p", help="Keep the top tokens that reach this mass; 1 keeps all."),
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the draws.")]
+CheckpointOption = Annotated[
+    Path | None, typer.Option("--checkpoint", help="Folder of a model of your own.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """How to choose, and how much."""
+
+    temperature: float = 0.8
+    top_k: int | None = 40
+    top_p: float | None = 0.95
+    max_new_tokens: int = 64
+    seed: int = 1337
+
+    def __post_init__(self) -> None:
+        check_sampling(**self.choice())
+        if self.max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens must be at least 0, got {self.max_new_tokens}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie in [0, 2**63), got {self.seed}")
+
+    def choice(self) -> dict[str, Any]:
+        """Return what sampling takes."""
+        return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+
+    def generator(self) -> torch.Generator:
+        """Return a fresh source of draws."""
+        return torch.Generator().manual_seed(self.seed)
+
+
+DEFAULTS = _Settings()
 
 
 @app.callback(invoke_without_command=True)
@@ -34,7 +118,11 @@ def _lab35(
         bool, typer.Option("--version", help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Generate text with the course's GPT."""
+    """Write text with a small GPT, and look at how it is done.
+
+    Completions go to stdout, and everything else to stderr. Bad input ends with exit code 2, and a
+    check that fails with 1.
+    """
     if show_version:
         print(f"lab35 {version('lab35')}")
     elif ctx.invoked_subcommand is None:
@@ -43,89 +131,485 @@ def _lab35(
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "Sherlock Holmes",
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to add at most.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 is greedy, 1 the model's odds.")] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Keep this many tokens; 512 keeps all.")] = 40,
-    top_p: Annotated[
-        float, typer.Option(help="Keep the top tokens that reach this mass; 1 keeps all.")
-    ] = 0.95,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the draws.")] = 1337,
+    prompt: PromptOption = None,
+    prompt_file: FileOption = None,
+    batch_prompts: Annotated[
+        str | None,
+        typer.Option(help='Continue several prompts as one padded batch: "A|B|C".'),
+    ] = None,
+    max_new_tokens: TokensOption = DEFAULTS.max_new_tokens,
+    temperature: TemperatureOption = DEFAULTS.temperature,
+    top_k: TopKOption = DEFAULTS.top_k,
+    top_p: TopPOption = DEFAULTS.top_p,
+    seed: SeedOption = DEFAULTS.seed,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="<str>", help=r"End before this string; can be repeated, \n is a line break."
+        ),
+    ] = None,
     cache: Annotated[bool, typer.Option(help="Keep keys and values, or recompute them.")] = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of the text.")
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hold the cache against the uncached model too.")
     ] = False,
-) -> None:
-    """Continue a prompt; the text appears token by token.
+    benchmark: Annotated[
+        bool, typer.Option("--benchmark", help="Time the text with and without the cache too.")
+    ] = False,
+    stream: Annotated[
+        bool | None,
+        typer.Option(help="Show text as it comes; with --json it goes to stderr, if asked for."),
+    ] = None,
+    checkpoint: CheckpointOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Continue a prompt, or several as a batch.
 
-    The end-of-text token ends it early, and so does the model's last position, unless --no-cache
-    lets the window slide.
+    The text appears token by token. The end-of-text token ends it early, and so does the model's
+    last position, unless --no-cache lets the window slide.
     """
-    model, tokenizer = load_pretrained()
-    ids = tokenizer.encode(prompt)
-    if not ids:
-        raise ValueError("prompt must hold at least one character, got ''")
-    steps = decode_steps(
-        model,
-        torch.tensor([ids]),
-        max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        generator=torch.Generator().manual_seed(seed),
-        eos_id=tokenizer.eos_id,
-        use_cache=cache,
-    )
-    if not as_json:
-        print(prompt, end="", file=sys.stderr, flush=True)
-    # A token can end inside a character: the decoder holds the bytes back until it is whole.
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    taken: list[Step] = []
-    pieces: list[str] = []
-    for step in steps:
-        taken.append(step)
-        token_id = step.token.item()
-        if token_id != tokenizer.eos_id:
-            pieces.append(decoder.decode(tokenizer.token_bytes(token_id)))
-            if not as_json:
-                print(pieces[-1], end="", flush=True)
-    pieces.append(decoder.decode(b"", final=True))
-    if not as_json:
-        print(pieces[-1])
-        return
-    result = {
-        "prompt": prompt,
-        "completion": "".join(pieces),
-        "stop_reason": taken[-1].stop_reason if taken else "max_new_tokens",
-        "tokens": [step.token.item() for step in taken],
-        "token_forwards": sum(step.fed for step in taken),
+    settings = _Settings(temperature, top_k, top_p, max_new_tokens, seed)
+    model, tokenizer = load_pretrained(checkpoint)
+    if batch_prompts is None:
+        show = (
+            _no_show if as_json and not stream else _show_on(sys.stderr if as_json else sys.stdout)
+        )
+        result = _continue_one(
+            model,
+            tokenizer,
+            _read_prompt(prompt, prompt_file),
+            settings,
+            [_unescape(string) for string in stop or ()],
+            cache,
+            show if stream is not False else _at_the_end(show),
+        )
+        texts = [result["prompt"]]
+    else:
+        for name, value in (("--prompt", prompt), ("--prompt-file", prompt_file), ("--stop", stop)):
+            if value:
+                raise ValueError(f"--batch-prompts must stand without {name}, got {value!r} too")
+        if stream:
+            raise ValueError("--batch-prompts must stand without --stream, got both")
+        texts = batch_prompts.split("|")
+        result = _continue_batch(model, tokenizer, texts, settings, cache)
+        if not as_json:
+            for text, completion in zip(texts, result["completion"], strict=True):
+                print(text, end="", file=sys.stderr, flush=True)
+                print(completion, flush=True)
+            _note(f"batch: each row {'IS' if result['batch_consistent'] else 'IS NOT'} its own run")
+
+    reports = [_verify(model, tokenizer, text, max_new_tokens) for text in texts if verify]
+    if verify:
+        result["verify"] = [report.as_dict() for report in reports]
+        if batch_prompts is None:
+            result["verify"] = result["verify"][0]
+    if benchmark:
+        result["benchmark"] = _benchmark(model, tokenizer, texts, settings)
+    if as_json:
+        print(json.dumps(result, ensure_ascii=False))
+    else:
+        for report in reports:
+            _note(report.summary())
+        if benchmark:
+            _note(_benchmark_line(result["benchmark"]))
+    return int(result["batch_consistent"] is False or not all(reports))
+
+
+@app.command()
+def repl(
+    max_new_tokens: TokensOption = DEFAULTS.max_new_tokens,
+    temperature: TemperatureOption = DEFAULTS.temperature,
+    top_k: TopKOption = DEFAULTS.top_k,
+    top_p: TopPOption = DEFAULTS.top_p,
+    seed: SeedOption = DEFAULTS.seed,
+    checkpoint: CheckpointOption = None,
+) -> None:
+    r"""Continue one prompt after another.
+
+    An empty line goes on with the last text. A line that begins with / changes a setting, as in
+    /temperature 0.5 or /top-k none; /settings shows them all. \n in a prompt is a line break.
+    Ctrl-C ends a text, and the end of input ends the session.
+    """
+    settings = _Settings(temperature, top_k, top_p, max_new_tokens, seed)
+    model, tokenizer = load_pretrained(checkpoint)
+    generator, text = settings.generator(), ""
+    _note("A prompt, or /help. Ctrl-D ends.")
+    while (line := _read_line()) is not None:
+        try:
+            if line.startswith("/"):
+                changed = _change(settings, line)
+                if changed.seed != settings.seed or line.split()[0] == "/seed":
+                    generator = changed.generator()
+                settings = changed
+                continue
+            text = _unescape(line) if line else text
+            if not text:
+                raise ValueError("prompt must hold at least one character, got ''")
+            print(text, end="", file=sys.stderr, flush=True)
+            text += _write(model, tokenizer, text, settings, generator)
+        except ValueError as error:
+            _note(f"lab35: error: {_one_line(error)}")
+    print(file=sys.stderr)
+
+
+@app.command()
+def verify(
+    prompt: PromptOption = None,
+    prompt_file: FileOption = None,
+    steps: Annotated[int, typer.Option(help="Tokens to decode.")] = 64,
+    checkpoint: CheckpointOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Hold the cache against the uncached model.
+
+    Decodes greedily, and compares the logits of every step. Exit code 1 if they differ.
+    """
+    model, tokenizer = load_pretrained(checkpoint)
+    idx = _encode(tokenizer, _read_prompt(prompt, prompt_file))
+    report = verify_cache(model, idx, steps)
+    print(json.dumps(report.as_dict()) if as_json else report.summary())
+    return int(not report.passed)
+
+
+@app.command()
+def trace(
+    prompt: PromptOption = None,
+    prompt_file: FileOption = None,
+    temperature: TemperatureOption = DEFAULTS.temperature,
+    top_k: TopKOption = DEFAULTS.top_k,
+    top_p: TopPOption = DEFAULTS.top_p,
+    seed: SeedOption = DEFAULTS.seed,
+    checkpoint: CheckpointOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell one decode step.
+
+    The token that was fed, its place, the best scores, what the filters left, and the draw.
+    """
+    settings = _Settings(temperature, top_k, top_p, seed=seed)
+    model, tokenizer = load_pretrained(checkpoint)
+    idx = _encode(tokenizer, _read_prompt(prompt, prompt_file))
+    told = trace_step(model, idx, **settings.choice(), generator=settings.generator())
+    if as_json:
+        print(json.dumps(told.as_dict(tokenizer)))
+    else:
+        print(_tell(told, tokenizer, settings))
+
+
+@app.command()
+def info(checkpoint: CheckpointOption = None, as_json: JsonOption = False) -> None:
+    """Show a checkpoint.
+
+    Its sizes, parameters, bytes and digests, and how it was trained.
+    """
+    model, tokenizer = load_pretrained(checkpoint)
+    record = read_record(checkpoint)
+    record.pop("curve", None)
+    about = {
+        "config": dataclasses.asdict(model.config),
+        "parameters": model.num_parameters,
+        "weight_bytes": sum(parameter.nbytes for parameter in model.parameters()),
+        "vocab_size": tokenizer.vocab_size,
+        "eos_id": tokenizer.eos_id,
+        "sha256": read_digests(checkpoint),
+        "record": record,
     }
-    print(json.dumps(result, ensure_ascii=False))
+    if as_json:
+        print(json.dumps(about))
+        return
+    for name, value in _flat(about):
+        print(f"{name:<34} {value:,}" if isinstance(value, int) else f"{name:<34} {value}")
 
 
-def main() -> None:
-    """Run the command line; what the console script `lab35` calls.
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
 
-    Raises:
-        SystemExit: With 2 after bad input, told on one line of stderr.
+    Args:
+        arguments: What follows `lab35`; by default what the shell gave.
+
+    Returns:
+        The exit code: 0, 1 when a check failed, 2 after bad input, 130 after Ctrl-C.
     """
     try:
-        status = app(standalone_mode=False)
+        status = app(arguments, prog_name="lab35", standalone_mode=False)
         sys.stdout.flush()
-        sys.exit(status)
+        return status or 0
     except TyperException as error:
-        _fail(error.format_message())
+        message = error.format_message()
     except (ValueError, CheckpointError) as error:
-        _fail(str(error))
+        message = str(error)
     except KeyboardInterrupt:
-        print(file=sys.stderr)
-        sys.exit(130)
+        return 130
     except BrokenPipeError:
         # The reader has left. Point stdout elsewhere, so that Python's own flush stays quiet.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        return 1
+    _note(f"lab35: error: {_one_line(message)}")
+    return 2
 
 
-def _fail(message: str) -> NoReturn:
-    print("lab35: error:", " ".join(message.split()), file=sys.stderr)
-    sys.exit(2)
+# --- texts ---------------------------------------------------------------------------------------
+
+
+def _continue_one(
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompt: str,
+    settings: _Settings,
+    stop: Sequence[str],
+    cache: bool,
+    show: Callable[[str | None], None],
+) -> dict[str, Any]:
+    """Write one text, showing each piece; `show(None)` ends the line."""
+    steps = decode_steps(
+        model,
+        _encode(tokenizer, prompt),
+        settings.max_new_tokens,
+        **settings.choice(),
+        generator=settings.generator(),
+        eos_id=tokenizer.eos_id,
+        use_cache=cache,
+    )
+    events = generate_stream(tokenizer, steps, stop=stop)
+    if show is not _no_show:
+        print(prompt, end="", file=sys.stderr, flush=True)
+    pieces, reason = [], None
+    try:
+        for event in events:
+            pieces.append(event.text)
+            show(event.text)
+            reason = event.stop_reason
+    finally:
+        show(None)
+    return _result(prompt, "".join(pieces), reason)
+
+
+def _continue_batch(
+    model: GPT, tokenizer: Tokenizer, prompts: Sequence[str], settings: _Settings, cache: bool
+) -> dict[str, Any]:
+    """Write several texts at once, and compare each row with its own run."""
+    rows = [_encode(tokenizer, prompt)[0].tolist() for prompt in prompts]
+    idx, key_mask = left_pad(rows, tokenizer.eos_id)
+    options = settings.choice() | {"eos_id": tokenizer.eos_id, "use_cache": cache}
+    made = run_generate(
+        model,
+        idx,
+        settings.max_new_tokens,
+        key_mask=key_mask,
+        generators=[settings.generator() for _ in rows],
+        **options,
+    )
+    together = completions(made, tokenizer.eos_id)
+    alone = []
+    for row in rows:
+        # A padded row runs out of positions sooner: compare as many tokens as the batch has.
+        own = run_generate(
+            model,
+            torch.tensor([row]),
+            made.new_tokens.shape[1],
+            generator=settings.generator(),
+            **options,
+        )
+        alone += completions(own, tokenizer.eos_id)
+    texts = [tokenizer.decode(ids) for ids in together]
+    return _result(list(prompts), texts, made.stop_reason, batch_consistent=together == alone)
+
+
+def _write(
+    model: GPT, tokenizer: Tokenizer, text: str, settings: _Settings, generator: torch.Generator
+) -> str:
+    """Go on with a text of any length, for the repl; Ctrl-C ends it and keeps what is there."""
+    steps = decode_steps(
+        model,
+        _encode(tokenizer, text),
+        settings.max_new_tokens,
+        **settings.choice(),
+        generator=generator,
+        eos_id=tokenizer.eos_id,
+        on_context_limit="refill",
+    )
+    pieces = []
+    try:
+        for event in generate_stream(tokenizer, steps):
+            pieces.append(event.text)
+            print(event.text, end="", flush=True)
+    except KeyboardInterrupt:
+        pass
+    print(flush=True)
+    return "".join(pieces)
+
+
+def _result(prompt: Any, completion: Any, stop_reason: str | None, **more: Any) -> dict[str, Any]:
+    """Lay out the JSON object; what was not asked for is null."""
+    empty = {"verify": None, "benchmark": None, "batch_consistent": None}
+    return {"prompt": prompt, "completion": completion, "stop_reason": stop_reason} | empty | more
+
+
+def _verify(model: GPT, tokenizer: Tokenizer, prompt: str, steps: int) -> Any:
+    idx = _encode(tokenizer, prompt)
+    room = model.config.block_size + 1 - idx.shape[1]
+    return verify_cache(model, idx, max(1, min(steps, room)))
+
+
+def _benchmark(
+    model: GPT, tokenizer: Tokenizer, prompts: Sequence[str], settings: _Settings
+) -> dict[str, Any]:
+    """Time the same texts with and without the cache, in turns."""
+    rows = [_encode(tokenizer, prompt)[0].tolist() for prompt in prompts]
+    idx, key_mask = left_pad(rows, tokenizer.eos_id)
+    new = max(1, min(settings.max_new_tokens, model.config.block_size + 1 - idx.shape[1]))
+
+    def seconds(use_cache: bool) -> float:
+        started = time.perf_counter()
+        mask = key_mask if len(rows) > 1 else None
+        run_generate(model, idx, new, temperature=0, key_mask=mask, use_cache=use_cache)
+        return time.perf_counter() - started
+
+    seconds(True), seconds(False)  # warm up
+    rounds = [(seconds(True), seconds(False)) for _ in range(ROUNDS)]
+    cached = statistics.median(pair[0] for pair in rounds)
+    return {
+        "rows": len(rows),
+        "prompt_tokens": idx.shape[1],
+        "new_tokens": new,
+        "threads": torch.get_num_threads(),
+        "rounds": ROUNDS,
+        "cached_seconds": cached,
+        "uncached_seconds": statistics.median(pair[1] for pair in rounds),
+        "speedup": statistics.median(pair[1] / pair[0] for pair in rounds),
+        "tokens_per_second": len(rows) * new / cached,
+    }
+
+
+def _benchmark_line(told: dict[str, Any]) -> str:
+    return (
+        f"benchmark: {told['rows']} × {told['new_tokens']} greedy tokens, "
+        f"{told['threads']} threads, median of {told['rounds']}: "
+        f"{told['tokens_per_second']:,.0f} tokens a second with the cache, "
+        f"{told['speedup']:.1f} times faster than without"
+    )
+
+
+# --- words in, words out -------------------------------------------------------------------------
+
+
+def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
+    """Take the prompt from where it is; a file's last line break is not part of it."""
+    if prompt_file is None:
+        return DEFAULT_PROMPT if prompt is None else prompt
+    if prompt is not None:
+        raise ValueError(f"--prompt-file must stand without --prompt, got {prompt!r} too")
+    try:
+        data = sys.stdin.buffer.read() if prompt_file == "-" else Path(prompt_file).read_bytes()
+        return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"prompt-file must be UTF-8 text, got {prompt_file!r}: {error}") from None
+
+
+def _encode(tokenizer: Tokenizer, prompt: str) -> Tensor:
+    ids = tokenizer.encode(prompt)
+    if not ids:
+        raise ValueError("prompt must hold at least one character, got ''")
+    return torch.tensor([ids])
+
+
+def _unescape(text: str) -> str:
+    r"""Turn \n, \t and \\ into what they stand for; leave any other backslash alone."""
+    meant = {"n": "\n", "t": "\t", "\\": "\\"}
+    return re.sub(r"\\([nt\\])", lambda match: meant[match[1]], text)
+
+
+def _show_on(file: Any) -> Callable[[str | None], None]:
+    return lambda text: print("\n" if text is None else text, end="", file=file, flush=True)
+
+
+def _no_show(text: str | None) -> None:
+    """Show nothing."""
+
+
+def _at_the_end(show: Callable[[str | None], None]) -> Callable[[str | None], None]:
+    """Hold every piece back until the text has ended."""
+    pieces: list[str] = []
+
+    def collect(text: str | None) -> None:
+        if text is not None:
+            pieces.append(text)
+            return
+        show("".join(pieces))
+        show(None)
+
+    return collect
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())
+
+
+def _flat(told: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """List the leaves of nested dictionaries by their dotted names."""
+    rows: list[tuple[str, Any]] = []
+    for name, value in told.items():
+        dotted = f"{prefix}{name}"
+        rows += _flat(value, f"{dotted}.") if isinstance(value, dict) else [(dotted, value)]
+    return rows
+
+
+def _tell(told: Trace, tokenizer: Tokenizer, settings: _Settings) -> str:
+    """Lay out a trace for people."""
+
+    def name(token: int) -> str:
+        data = tokenizer.token_bytes(token)
+        return f"{token} {data.decode('utf-8', errors='replace')!r} ({data.hex(' ')})"
+
+    lines = [
+        f"fed      {name(told.token)}",
+        f"position {told.position}, cache {told.cache_before} -> {told.cache_after}",
+        f"kept     {told.vocab_size} -> top-k {settings.top_k}: {told.kept_by_top_k} "
+        f"-> top-p {settings.top_p}: {told.kept_by_top_p}",
+        "",
+        f"{'token':<28} {'logit':>7} {'odds':>7} {f'at {settings.temperature}':>7} {'left':>7}",
+    ]
+    lines += [
+        f"{name(each.token):<28} {each.logit:>7.2f} {each.probability:>7.3f} "
+        f"{each.tempered:>7.3f} {each.final:>7.3f}"
+        for each in told.candidates
+    ]
+    return "\n".join([*lines, "", f"drew     {name(told.drawn)}, at {told.drawn_final:.3f}"])
+
+
+# --- the repl ------------------------------------------------------------------------------------
+
+
+def _read_line() -> str | None:
+    """Read a line; None at the end of input."""
+    try:
+        return input("> ") if sys.stdin.isatty() else input()
+    except EOFError:
+        return None
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return _read_line()
+
+
+def _change(settings: _Settings, line: str) -> _Settings:
+    """Apply a line such as `/temperature 0.5`; /settings and /help show and change nothing."""
+    name, _, value = line[1:].strip().partition(" ")
+    name, value = name.replace("-", "_"), value.strip()
+    types = {field.name: field.type for field in dataclasses.fields(_Settings)}
+    if name in ("settings", "help") and not value:
+        if name == "help":
+            _note(f"/{', /'.join(types)} VALUE; /settings; \\n in a prompt is a line break")
+        _note(", ".join(f"{key} {getattr(settings, key)}" for key in types))
+        return settings
+    if name not in types:
+        raise ValueError(f"setting must be one of {', '.join(types)}, got {name!r}")
+    try:
+        optional = "None" in types[name]
+        number = float if "float" in types[name] else int
+        parsed = None if optional and value.lower() == "none" else number(value)
+    except ValueError:
+        raise ValueError(f"{name} must be a number, got {value!r}") from None
+    return dataclasses.replace(settings, **{name: parsed})

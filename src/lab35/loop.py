@@ -15,18 +15,26 @@ assert tokenizer.decode(generation.tokens[0].tolist()).startswith("Sherlock Holm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lab35.cache import KVCache
-from lab35.model import GPT, position_ids
+from lab35.context import refill_start, slide_start
+from lab35.model import GPT, evaluating, position_ids
 from lab35.sampling import check_sampling, sample_next
 
-__all__ = ["ContextLimitError", "Generation", "Step", "decode_steps", "generate", "token_forwards"]
+__all__ = [
+    "ContextLimitError",
+    "Generation",
+    "Step",
+    "check_prompt",
+    "decode_steps",
+    "generate",
+    "token_forwards",
+]
 
 Model = GPT | Callable[[Tensor], tuple[Tensor, object]]
 StopReason = Literal["max_new_tokens", "eos", "context_limit"]
@@ -198,7 +206,7 @@ def decode_steps(
     """
     check_sampling(temperature, top_k, top_p)
     block_size = _check_block_size(model, block_size, use_cache)
-    _check_prompt(model, idx, key_mask, eos_id)
+    check_prompt(model, idx, key_mask, eos_id)
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
     if on_context_limit not in ("stop", "raise", "refill"):
@@ -249,16 +257,17 @@ def _steps(
 ) -> Iterator[Step]:
     """Score, choose, append; the two loops differ only in the columns that they feed."""
     B, P = idx.shape
-    kept = max(1, block_size // 2)
-    first = P - kept if P > block_size else 0  # column of the oldest token that is still visible
-    cache = _new_cache(model, B, min(block_size, P + max_new_tokens - 1)) if use_cache else None
+    first = refill_start(P, block_size)  # column of the oldest token that is still visible
+    # The final sample is never fed, so that P + N - 1 positions are enough.
+    size = max(1, min(block_size, P + max_new_tokens - 1))
+    cache = KVCache.for_model(model, B, size) if use_cache else None
     ended = torch.zeros(B, 1, dtype=torch.bool, device=idx.device)
 
-    with _evaluating(model):
+    with evaluating(model):
         for n in range(1, max_new_tokens + 1):
             # 1) score: what the cache has not seen, or the last block_size tokens
             if cache is None:
-                first = max(0, idx.shape[1] - block_size)
+                first = slide_start(idx.shape[1], block_size)
             start = first if cache is None else first + cache.length
             inputs = {} if cache is None else {"cache": cache}
             if key_mask is not None:
@@ -277,33 +286,27 @@ def _steps(
             if key_mask is not None:
                 key_mask = torch.cat((key_mask, torch.ones_like(ended)), dim=1)
 
-            # 3) stop, or make room
+            # 3) stop?
+            full = cache is not None and cache.length == block_size
             reason: StopReason | None = None
             if eos_id is not None and ended.all():
                 reason = "eos"
             elif n == max_new_tokens:
                 reason = "max_new_tokens"
-            elif cache is not None and cache.length == block_size:
-                if on_context_limit == "raise":
-                    raise ContextLimitError(
-                        f"all {block_size} positions are used after {n} of {max_new_tokens} tokens"
-                    )
-                if on_context_limit == "stop":
-                    reason = "context_limit"
-                else:
-                    first = idx.shape[1] - kept
-                    cache.reset()
+            elif full and on_context_limit == "stop":
+                reason = "context_limit"
             yield Step(token, fed, reason)
             if reason is not None:
                 return
 
-
-def _new_cache(model: GPT, batch_size: int, size: int) -> KVCache:
-    """Make room for `size` positions, in the model's own type and place."""
-    weights = next(model.parameters())
-    return KVCache(
-        model.config, batch_size, max(1, size), dtype=weights.dtype, device=weights.device
-    )
+            # 4) make room
+            if full and on_context_limit == "raise":
+                raise ContextLimitError(
+                    f"all {block_size} positions are used after {n} of {max_new_tokens} tokens"
+                )
+            if full:
+                first = refill_start(idx.shape[1], block_size)
+                cache.reset()
 
 
 def token_forwards(prompt_length: int, new_tokens: int, *, use_cache: bool) -> int:
@@ -330,20 +333,6 @@ def token_forwards(prompt_length: int, new_tokens: int, *, use_cache: bool) -> i
     return P + N - 1 if use_cache else N * P + N * (N - 1) // 2
 
 
-@contextmanager
-def _evaluating(model: Model) -> Iterator[None]:
-    """Switch dropout off, and leave every module's mode as it was."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    modes = [module.training for module in modules]
-    try:
-        for module in modules:
-            module.training = False
-        yield
-    finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
-
-
 def _check_block_size(model: Model, block_size: int | None, use_cache: bool) -> int:
     config = getattr(model, "config", None)
     if config is None and use_cache:
@@ -359,7 +348,20 @@ def _check_block_size(model: Model, block_size: int | None, use_cache: bool) -> 
     return block_size
 
 
-def _check_prompt(model: Model, idx: Tensor, key_mask: Tensor | None, eos_id: int | None) -> None:
+def check_prompt(
+    model: Model, idx: Tensor, key_mask: Tensor | None = None, eos_id: int | None = None
+) -> None:
+    """Refuse what is no prompt for a model.
+
+    Args:
+        model: The model. Without a config, ids can be of any size.
+        idx: Int64 token ids, shape (B, P).
+        key_mask: Bool, shape (B, P), or None.
+        eos_id: A token id, or None.
+
+    Raises:
+        ValueError: If a shape, a type or an id is wrong, or padding stands on the right.
+    """
     if idx.ndim != 2 or idx.dtype != torch.int64 or 0 in idx.shape:
         raise ValueError(
             f"idx must be int64 with shape (B, P), both at least 1, "

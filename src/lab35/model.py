@@ -17,6 +17,8 @@ assert logits.shape == (1, 5, 512)
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,7 +29,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from lab35.cache import Cache
 
-__all__ = ["GPT", "GPTConfig", "causal_mask", "position_ids"]
+__all__ = ["GPT", "GPTConfig", "causal_mask", "evaluating", "position_ids"]
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,27 @@ def position_ids(mask: Tensor) -> Tensor:
             f"mask must be bool with shape (B, T), got {mask.dtype} with shape {tuple(mask.shape)}"
         )
     return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+@contextmanager
+def evaluating(model: object) -> Iterator[None]:
+    """Switch dropout off for a block, and leave the mode of every module as it was.
+
+    Args:
+        model: A model. What is no `nn.Module` has no mode, and is left alone.
+
+    Yields:
+        Nothing.
+    """
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    modes = [module.training for module in modules]
+    try:
+        for module in modules:
+            module.training = False
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
 
 
 def _attention_mask(t_new: int, offset: int, key_mask: Tensor | None, like: Tensor) -> Tensor:

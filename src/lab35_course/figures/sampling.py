@@ -73,3 +73,32 @@ def sampling_kept(contexts: Data) -> Figure:
     axes.set_xticklabels(ticks)
     axes.legend(loc="lower right", bbox_to_anchor=(1, 0.12))
     return drawing
+
+
+@figure("sampling-trace", results=["sampling.trace"])
+def sampling_trace(trace: Data) -> Figure:
+    """Draw the forty best tokens of one real step: the model's odds, and what is left of them."""
+    drawing, axes = canvas(size=(6.4, 3.4))
+    candidates, drawn = trace["candidates"], trace["drawn"]
+    places = range(len(candidates))
+    odds = [each["probability"] for each in candidates]
+    left = [each["final"] for each in candidates]
+    outline = {"facecolor": "none", "edgecolor": INK, "linestyle": ":", "linewidth": 1}
+    axes.bar(places, left, width=0.6, color=BLUE, edgecolor="none", label="after the filters")
+    axes.bar(places, odds, width=0.8, label="the model's odds", **outline)
+    for place in places:
+        if not left[place]:
+            axes.plot(place, odds[place] + 0.006, "x", color=INK, markersize=3.5)
+    axes.annotate(
+        f"drawn: {candidates[drawn]['text']}",
+        (drawn, left[drawn]),
+        xytext=(0, 36),
+        textcoords="offset points",
+        ha="center",
+        arrowprops={"arrowstyle": "->", "color": INK},
+    )
+    axes.set_xticks(places, [each["text"] for each in candidates], rotation=90, fontsize=7.5)
+    axes.tick_params(axis="x", length=0)
+    axes.set(ylabel="probability", xlim=(-0.7, len(candidates) - 0.3))
+    axes.legend(loc="upper right")
+    return drawing

@@ -20,6 +20,7 @@ from lab35 import (
     load_pretrained,
     probabilities,
     sample_next,
+    trace_step,
 )
 from lab35_course.results import Data, Size, Table, invariant, measurement, table
 
@@ -528,3 +529,38 @@ def repetition_table(data: Data) -> Table:
     ]
     headers = ["settings", "repeated", "worst text", "probability of a token"]
     return Table(headers, rows, align="lrrr")
+
+
+# --- One real step ---
+
+
+@measurement("sampling.trace", kind="measured")
+def one_step(size: Size) -> Data:
+    """Tell the step after "Sherlock Holmes" at the command line's defaults."""
+    model, tokenizer = load_pretrained()
+    idx = torch.tensor([tokenizer.encode("Sherlock Holmes")])
+    generator = torch.Generator().manual_seed(1337)
+    told = trace_step(model, idx, **SETTINGS["sampled"], generator=generator, candidates=40)
+    drawn = next(i for i, each in enumerate(told.candidates) if each.token == told.drawn)
+    return {
+        "kept_by_top_k": told.kept_by_top_k,
+        "kept_by_top_p": told.kept_by_top_p,
+        "drawn": drawn,
+        "candidates": [
+            {
+                "text": tokenizer.decode([each.token]).replace(" ", "␣").replace("\n", "⏎"),
+                "probability": each.probability,
+                "tempered": each.tempered,
+                "final": each.final,
+            }
+            for each in told.candidates
+        ],
+    }
+
+
+@invariant("sampling.trace")
+def the_filters_raise_what_they_leave(data: Data) -> None:
+    """What is left shares the mass of what is gone, and the draw is one of those that are left."""
+    for each in data["candidates"]:
+        assert each["final"] == 0 or each["final"] >= each["tempered"], each
+    assert data["candidates"][data["drawn"]]["final"] > 0, data["drawn"]
