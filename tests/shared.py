@@ -9,9 +9,6 @@ from torch import Tensor
 
 from lab35 import GPT, GPTConfig, Tokenizer, load_pretrained
 
-# At these sizes a second thread costs more than it gains, above all on a busy machine.
-torch.set_num_threads(1)
-
 # No test asserts a time, and an example that is slow on a busy machine is no failure.
 settings.register_profile("lab35", deadline=None)
 settings.load_profile("lab35")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pytest_markdown_docs._runners import DefaultRunner, register_runner
 from pytest_markdown_docs.definitions import FenceTestDefinition
 from pytest_markdown_docs.plugin import (
@@ -42,6 +43,11 @@ class FenceFile(MarkdownTextFile):
                 yield MarkdownInlinePythonItem.from_parent(
                     self, name=f"[line:{line}]", test_definition=test
                 )
+
+
+def pytest_configure() -> None:
+    """Run everything on one thread: at these sizes a second gains nothing, and can cost a lot."""
+    torch.set_num_threads(1)
 
 
 @pytest.hookimpl(wrapper=True)
