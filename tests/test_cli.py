@@ -18,7 +18,7 @@ import torch
 
 from lab35 import GPT, KVCache, Tokenizer, generate, trace_step, verify_cache
 from lab35.checkpoint import ASSETS
-from lab35.cli import app, main
+from lab35.cli import BENCH_VARIANTS, app, main
 
 LAB35 = Path(sys.executable).with_name("lab35")
 
@@ -482,3 +482,108 @@ def test_every_command_is_on_the_page() -> None:
     page = (Path(__file__).parents[1] / "docs" / "cli.md").read_text(encoding="utf-8")
     for command in app.registered_commands:
         assert f'main(["{command.callback.__name__}", "--help"])' in page
+
+
+# --- bench ---
+
+
+def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict]:
+    """Run `lab35 bench --json`; return exit code and object, and see that stderr is silent."""
+    code, out, err = run(capsys, "bench", "--json", *arguments)
+    assert err == ""
+    assert out.count("\n") == 1
+    return code, json.loads(out)
+
+
+def test_a_bench_is_one_line_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was timed, under which circumstances, and each loop's latencies with their spread."""
+    code, told = bench(capsys, "--max-new-tokens", "4", "--repeats", "2")
+    assert code == 0
+    assert (told["prompt_tokens"], told["new_tokens"], told["samples"]) == (16, 4, 2)
+    assert (told["threads"], told["torch"]) == (1, torch.__version__)
+    assert (told["baseline"], told["same_tokens"]) == ("uncached", True)
+    assert told["variants"].keys() == BENCH_VARIANTS.keys()
+    for variant in told["variants"].values():
+        for name in ("time_to_first_token", "time_per_output_token", "speedup"):
+            assert 0 < variant[name]["min"] <= variant[name]["median"] <= variant[name]["max"]
+
+
+def test_a_bench_counts_output_only(capsys: pytest.CaptureFixture[str]) -> None:
+    """A rate is new tokens over seconds, whatever the prompt; one token has no TPOT."""
+    options = ("--repeats", "1", "--prompt", "My dear Watson, said he, I")
+    for new in (1, 3):
+        _, told = bench(capsys, *options, "--max-new-tokens", str(new))
+        assert told["prompt_tokens"] == 13
+        for variant in told["variants"].values():
+            rate, seconds = variant["tokens_per_second"]["median"], variant["seconds"]["median"]
+            assert rate == pytest.approx(new / seconds)
+            assert (variant["time_per_output_token"] is None) == (new == 1)
+
+
+def test_a_bench_is_a_table_for_people(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line a variant, also for a variant that is added later; a missing TPOT is a word."""
+    monkeypatch.setitem(BENCH_VARIANTS, "another", {})
+    code, out, err = run(capsys, "bench", "--max-new-tokens", "1", "--repeats", "1")
+    assert (code, err) == (0, "")
+    head, _, columns, *rows, _, verdict = out.splitlines()
+    assert head.startswith("16 prompt tokens, 1 greedy ones, threads: 1, torch ")
+    assert columns.split() == ["loop", "TTFT", "TPOT", "fastest", "tokens/s", "speed-up"]
+    assert [row.split()[0] for row in rows] == ["uncached", "cached", "another"]
+    assert all(row.count("none") == 2 for row in rows)
+    assert verdict == "all loops wrote the same text"
+
+
+def test_a_bench_sets_threads_and_gives_them_back(capsys: pytest.CaptureFixture[str]) -> None:
+    """The number that was asked for is the one that is told."""
+    before = torch.get_num_threads()
+    _, told = bench(capsys, "--max-new-tokens", "1", "--repeats", "1", "--threads", "2")
+    assert told["threads"] == 2
+    assert torch.get_num_threads() == before
+
+
+def test_a_bench_of_different_texts_is_exit_code_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that sees only four tokens writes something else, and its time proves nothing."""
+    monkeypatch.setitem(BENCH_VARIANTS, "wrong", {"use_cache": False, "block_size": 4})
+    options = ("--max-new-tokens", "8", "--repeats", "1")
+    code, told = bench(capsys, *options)
+    assert (code, told["same_tokens"]) == (1, False)
+    assert "DIFFERENT TEXTS" in run(capsys, "bench", *options)[1]
+
+
+def test_a_bench_shows_progress_on_a_terminal_only() -> None:
+    """The bar is on stderr, and stdout stays one object."""
+    main_end, child_end = pty.openpty()
+    command = [LAB35, "bench", "--json", "--max-new-tokens", "2", "--repeats", "3"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=child_end) as process:
+        os.close(child_end)
+        out = process.stdout.read()
+    seen = os.read(main_end, 100_000).decode()
+    os.close(main_end)
+    assert json.loads(out)["samples"] == 3
+    assert "timing" in seen
+    assert "100%" in seen
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--max-new-tokens", "0"), "'--max-new-tokens'"),
+        (("--repeats", "0"), "'--repeats'"),
+        (("--threads", "0"), "'--threads'"),
+        (("--max-new-tokens", "114"), "max_new_tokens must be at most 113 after 16 prompt tokens"),
+        (("--prompt", "word " * 80), "idx must hold at most block_size=128 tokens"),
+        (("--prompt", ""), "prompt must hold at least one character"),
+    ],
+)
+def test_bad_input_to_a_bench(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    """Exit code 2, one line, and nothing was timed."""
+    code, out, err = run(capsys, "bench", *arguments)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert message in err

@@ -199,7 +199,14 @@ def test_all_names_what_a_module_defines(module: str) -> None:
 
 UNLISTED = {
     "model": {"Attention", "Block"},  # parts of GPT, named as its weights are
-    "cli": {"generate", "repl", "verify", "trace", "info"},  # commands, reached through `app`
+    "cli": {
+        "bench",
+        "generate",
+        "repl",
+        "verify",
+        "trace",
+        "info",
+    },  # commands, reached through `app`
 }
 
 

@@ -6,18 +6,15 @@ import importlib.util
 import json
 import statistics
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import markdown_it
-import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from lab35_course import results
 from lab35_course.figure import Drawing, discover
 from lab35_course.markers import Sources, check, lookup, parse, render, write_pages
 from lab35_course.results import (
@@ -33,9 +30,7 @@ from lab35_course.results import (
     measurement,
     read_results,
     shape,
-    spread,
     table,
-    time_paired,
     write_result,
 )
 
@@ -383,59 +378,6 @@ def test_lookup_ends_at_numbers_and_text() -> None:
     assert lookup({"a": [{"b": 2.5}]}, "a.0.b") == 2.5
     with pytest.raises(ValueError, match="stops at '-1'"):
         lookup({"a": [1]}, "a.-1")
-
-
-def test_spread_agrees_with_numpy() -> None:
-    """Median and quartiles are those of an independent library, down to one sample."""
-    for samples in ([3.0, 1.0, 2.0, 10.0, 4.0], [2.0, 1.0], [7.0]):
-        found = spread(samples)
-        lower, middle, upper = np.percentile(samples, [25, 50, 75])
-        assert found == {
-            "median": middle, "min": min(samples), "max": max(samples),
-            "iqr": pytest.approx(upper - lower), "samples": len(samples),
-        }  # fmt: skip
-    with pytest.raises(ValueError, match="samples must hold at least one"):
-        spread([])
-
-
-def test_time_paired_takes_turns_and_ratios_within_a_round(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """On a machine that slows down from round to round the ratio stays what it is."""
-    clock, calls = 0.0, []
-    monkeypatch.setattr(results.time, "perf_counter", lambda: clock)
-
-    def variant(name: str, seconds: float) -> Callable[[], None]:
-        def run() -> None:
-            nonlocal clock
-            calls.append(name)
-            slowness = 1 + (len(calls) - 1) // 2  # the same for both variants of a round
-            clock += seconds * slowness
-
-        return run
-
-    found = time_paired({"slow": variant("slow", 4.0), "fast": variant("fast", 1.0)}, repeats=3)
-    assert calls == ["slow", "fast", "fast", "slow", "slow", "fast", "fast", "slow"]
-    assert found["baseline"] == "slow"
-    assert found["samples"] == 3
-    assert found["variants"]["fast"]["seconds"]["median"] == 3.0  # rounds 2 to 4 count
-    fast = found["variants"]["fast"]["speedup"]
-    assert (fast["median"], fast["min"], fast["max"]) == (4.0, 4.0, 4.0)
-
-
-@pytest.mark.parametrize(
-    ("variants", "options", "name"),
-    [
-        ({}, {"repeats": 1}, "variants"),
-        ({"a": int}, {"repeats": 0}, "repeats"),
-        ({"a": int}, {"repeats": 1, "warmup": -1}, "warmup"),
-        ({"a": int}, {"repeats": 1, "baseline": "b"}, "baseline"),
-    ],
-)
-def test_time_paired_refuses(variants: dict, options: dict, name: str) -> None:
-    """Bad arguments are named."""
-    with pytest.raises(ValueError, match=f"{name} must"):
-        time_paired(variants, **options)
 
 
 def test_modules_are_found_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `lab35 generate`, `repl`, `verify`, `trace` and `info`.
+"""The command line: `lab35 generate`, `repl`, `verify`, `trace`, `bench` and `info`.
 
 Completions go to stdout, and everything else to stderr. With `--json` one object goes to stdout,
 and nothing else does. Bad input is one line on stderr and exit code 2; a check that fails is 1.
@@ -17,17 +17,18 @@ import dataclasses
 import json
 import os
 import re
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 from typer.exceptions import TyperException
 
@@ -38,6 +39,7 @@ from lab35.loop import generate as run_generate
 from lab35.model import GPT
 from lab35.sampling import check_sampling
 from lab35.streaming import generate_stream
+from lab35.timing import Latency, compare_texts, interleaved, threads, time_paired, time_steps
 from lab35.tokenizer import Tokenizer
 from lab35.trace import Trace, trace_step
 from lab35.verification import verify_cache
@@ -46,6 +48,12 @@ __all__ = ["app", "main"]
 
 DEFAULT_PROMPT = "Sherlock Holmes"
 ROUNDS = 5
+BENCH_PROMPT = "It was a dark night and the wind blew"
+BENCH_VARIANTS: dict[str, dict[str, Any]] = {
+    "uncached": {"use_cache": False},
+    "cached": {"use_cache": True},
+}
+"""What `lab35 bench` compares: options of `decode_steps` by name, and the first is the baseline."""
 
 app = typer.Typer(
     add_completion=False,
@@ -296,6 +304,53 @@ def trace(
 
 
 @app.command()
+def bench(
+    prompt: Annotated[
+        str, typer.Option(help="Text to continue; this one is 16 tokens.")
+    ] = BENCH_PROMPT,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.")] = 100,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 15,
+    thread_count: Annotated[
+        int, typer.Option("--threads", min=1, help="Threads that torch may use.")
+    ] = 1,
+    checkpoint: CheckpointOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Time the loops side by side.
+
+    They write the same greedy text in turns. TTFT is the time to the first token, TPOT the time
+    per output token after it. Prompt tokens count in no rate. Exit code 1 if the texts differ.
+    """
+    model, tokenizer = load_pretrained(checkpoint)
+    idx = _encode(tokenizer, prompt)
+    room = model.config.block_size + 1 - idx.shape[1]
+    if max_new_tokens > room >= 1:  # a prompt that is too long has an error of its own
+        raise ValueError(
+            f"max_new_tokens must be at most {room} after {idx.shape[1]} prompt tokens, "
+            f"so that all loops do the same work, got {max_new_tokens}"
+        )
+    variants = {
+        name: partial(_time_text, model, idx, max_new_tokens, options)
+        for name, options in BENCH_VARIANTS.items()
+    }
+    console = Console(stderr=True)
+    with threads(thread_count):
+        rounds = track(
+            interleaved(variants, repeats=repeats),
+            "timing",
+            total=repeats,
+            console=console,
+            auto_refresh=False,  # a bar that moves by itself would disturb what is timed
+            disable=not console.is_terminal,
+        )
+        told = compare_texts(list(rounds))
+    told |= {"prompt_tokens": idx.shape[1], "new_tokens": max_new_tokens}
+    told["torch"] = torch.__version__
+    print(json.dumps(told) if as_json else _bench_table(told))
+    return int(not told["same_tokens"])
+
+
+@app.command()
 def info(checkpoint: CheckpointOption = None, as_json: JsonOption = False) -> None:
     """Show a checkpoint.
 
@@ -458,25 +513,21 @@ def _benchmark(
     idx, key_mask = left_pad(rows, tokenizer.eos_id)
     new = max(1, min(settings.max_new_tokens, model.config.block_size + 1 - idx.shape[1]))
 
-    def seconds(use_cache: bool) -> float:
-        started = time.perf_counter()
-        mask = key_mask if len(rows) > 1 else None
-        run_generate(model, idx, new, temperature=0, key_mask=mask, use_cache=use_cache)
-        return time.perf_counter() - started
-
-    seconds(True), seconds(False)  # warm up
-    rounds = [(seconds(True), seconds(False)) for _ in range(ROUNDS)]
-    cached = statistics.median(pair[0] for pair in rounds)
+    mask = key_mask if len(rows) > 1 else None
+    write = partial(run_generate, model, idx, new, temperature=0, key_mask=mask)
+    variants = {"uncached": partial(write, use_cache=False), "cached": write}
+    timed = time_paired(variants, repeats=ROUNDS)
+    cached, uncached = (timed["variants"][name] for name in ("cached", "uncached"))
     return {
         "rows": len(rows),
         "prompt_tokens": idx.shape[1],
         "new_tokens": new,
-        "threads": torch.get_num_threads(),
-        "rounds": ROUNDS,
-        "cached_seconds": cached,
-        "uncached_seconds": statistics.median(pair[1] for pair in rounds),
-        "speedup": statistics.median(pair[1] / pair[0] for pair in rounds),
-        "tokens_per_second": len(rows) * new / cached,
+        "threads": timed["threads"],
+        "rounds": timed["samples"],
+        "cached_seconds": cached["seconds"]["median"],
+        "uncached_seconds": uncached["seconds"]["median"],
+        "speedup": cached["speedup"]["median"],
+        "tokens_per_second": len(rows) * new / cached["seconds"]["median"],
     }
 
 
@@ -487,6 +538,36 @@ def _benchmark_line(told: dict[str, Any]) -> str:
         f"{told['tokens_per_second']:,.0f} tokens a second with the cache, "
         f"{told['speedup']:.1f} times faster than without"
     )
+
+
+def _time_text(model: GPT, idx: Tensor, new: int, options: dict[str, Any]) -> Latency:
+    return time_steps(decode_steps(model, idx, new, temperature=0, **options))
+
+
+def _bench_table(told: dict[str, Any]) -> str:
+    """Lay out a benchmark for people: medians, and the fastest time per output token."""
+    lines = [
+        f"{told['prompt_tokens']} prompt tokens, {told['new_tokens']} greedy ones, "
+        f"threads: {told['threads']}, torch {told['torch']}, median of {told['samples']}",
+        "",
+        f"{'loop':<12} {'TTFT':>10} {'TPOT':>10} {'fastest':>10} {'tokens/s':>10} {'speed-up':>10}",
+    ]
+    for name, variant in told["variants"].items():
+        later = variant["time_per_output_token"]
+        cells = [
+            _milliseconds(variant["time_to_first_token"]["median"]),
+            _milliseconds(later["median"]) if later else "none",
+            _milliseconds(later["min"]) if later else "none",
+            f"{variant['tokens_per_second']['median']:,.0f}",
+            f"{variant['speedup']['median']:.2f} ×",
+        ]
+        lines.append(" ".join([f"{name:<12}", *(f"{cell:>10}" for cell in cells)]))
+    verdict = "the same text" if told["same_tokens"] else "DIFFERENT TEXTS: not the same work"
+    return "\n".join([*lines, "", f"all loops wrote {verdict}"])
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.2f} ms"
 
 
 # --- words in, words out -------------------------------------------------------------------------

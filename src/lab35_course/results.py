@@ -23,18 +23,14 @@ from __future__ import annotations
 
 import datetime
 import enum
-import gc
 import importlib
 import json
 import math
 import os
 import pkgutil
 import platform
-import statistics
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -45,6 +41,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from lab35.checkpoint import replacing
+from lab35.timing import threads, time_paired
 
 __all__ = [
     "Data",
@@ -64,7 +61,6 @@ __all__ = [
     "measurement",
     "read_results",
     "shape",
-    "spread",
     "table",
     "threads",
     "time_paired",
@@ -603,112 +599,3 @@ def processor() -> str:
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     return platform.processor() or platform.machine()
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Set torch's threads for a block, and restore them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def spread(samples: Sequence[float]) -> Data:
-    """Summarise samples of one quantity.
-
-    Args:
-        samples: At least one number, in any unit.
-
-    Returns:
-        `median`, `min`, `max` and `iqr` (the distance between the quartiles) in that unit, and
-        `samples`, their count.
-
-    Raises:
-        ValueError: If there is no sample.
-    """
-    if not samples:
-        raise ValueError("samples must hold at least one number, got none")
-    several = samples if len(samples) > 1 else [*samples, *samples]
-    quartiles = statistics.quantiles(several, method="inclusive")
-    return {
-        "median": statistics.median(samples),
-        "min": min(samples),
-        "max": max(samples),
-        "iqr": quartiles[2] - quartiles[0],
-        "samples": len(samples),
-    }
-
-
-def time_paired(
-    variants: Mapping[str, Callable[[], object]],
-    *,
-    repeats: int,
-    warmup: int = 1,
-    baseline: str | None = None,
-) -> Data:
-    """Time several ways to do one thing side by side, round by round.
-
-    A round times every variant once, and the next round starts with another one, so that a slow
-    spell of the machine and the order fall on all alike. A speed-up is taken within each round; the
-    claim to quote is the median of these ratios, not a ratio of medians. Torch's threads are as the
-    caller set them: a measurement declares them, and `threads` changes them for a block.
-
-    Args:
-        variants: Functions without arguments by name.
-        repeats: Rounds that count.
-        warmup: Rounds before them that do not.
-        baseline: The variant to compare with. Defaults to the first.
-
-    Returns:
-        `samples` (the rounds), `threads`, `baseline`, and `variants`: for each name `seconds`, the
-        spread of its times, and `speedup`, the spread of baseline time / its own time.
-
-    Raises:
-        ValueError: If there is no variant, the baseline is unknown, `repeats` is below 1 or
-            `warmup` below 0.
-    """
-    if not variants:
-        raise ValueError("variants must hold at least one function, got none")
-    if repeats < 1:
-        raise ValueError(f"repeats must be at least 1, got {repeats}")
-    if warmup < 0:
-        raise ValueError(f"warmup must be at least 0, got {warmup}")
-    names = list(variants)
-    baseline = names[0] if baseline is None else baseline
-    if baseline not in variants:
-        raise ValueError(f"baseline must be one of {names}, got {baseline!r}")
-
-    rounds: list[dict[str, float]] = []
-    for index in range(warmup + repeats):
-        first = index % len(names)
-        rounds.append({name: _seconds(variants[name]) for name in names[first:] + names[:first]})
-    rounds = rounds[warmup:]
-    return {
-        "samples": repeats,
-        "threads": torch.get_num_threads(),
-        "baseline": baseline,
-        "variants": {
-            name: {
-                "seconds": spread([times[name] for times in rounds]),
-                "speedup": spread([times[baseline] / times[name] for times in rounds]),
-            }
-            for name in names
-        },
-    }
-
-
-def _seconds(function: Callable[[], object]) -> float:
-    """Time one call, with the garbage collector out of the way."""
-    collecting = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        start = time.perf_counter()
-        function()
-        return time.perf_counter() - start
-    finally:
-        if collecting:
-            gc.enable()
