@@ -359,7 +359,12 @@ def interrupted(*arguments: str) -> tuple[int, str]:
     """Start a command on a terminal, press Ctrl-C once text has come, and then end the input."""
     main_end, child_end = pty.openpty()
     with subprocess.Popen(
-        [LAB35, *arguments], stdin=child_end, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [LAB35, *arguments],
+        stdin=child_end,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # A test run that was started in the background ignores Ctrl-C, and hands that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         os.close(child_end)
         if arguments[0] == "repl":

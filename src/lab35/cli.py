@@ -667,7 +667,11 @@ def _tell(told: Trace, tokenizer: Tokenizer, settings: _Settings) -> str:
 def _read_line() -> str | None:
     """Read a line; None at the end of input."""
     try:
-        return input("> ") if sys.stdin.isatty() else input()
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            return input("> ")
+        if sys.stdin.isatty():  # stdout is for completions alone
+            print("> ", end="", file=sys.stderr, flush=True)
+        return input()
     except EOFError:
         return None
     except KeyboardInterrupt:
