@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import settings
@@ -17,6 +19,18 @@ PASSAGE = """It was late in the evening when the bell rang, and a young lady in 
 shown into our sitting-room. “I have come to you, Mr. Holmes,” said she, “because I do not know to
 whom else I could turn.” My friend laid down his pipe and waved her to a chair. “Pray tell us
 everything from the beginning,” he said, “and leave out nothing, however small it may seem.”"""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kept(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Keep what is compiled from one run of the tests to the next, and out of the user's cache."""
+    cache = getattr(request.config, "cache", None)
+    folder = cache.mkdir("compiled") if cache else tmp_path_factory.mktemp("compiled")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield
 
 
 @pytest.fixture(scope="session")

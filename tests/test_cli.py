@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab35 import GPT, KVCache, Tokenizer, generate, trace_step, verify_cache
+from lab35 import GPT, KVCache, Tokenizer, cli, generate, trace_step, verify_cache
 from lab35.checkpoint import ASSETS
 from lab35.cli import BENCH_VARIANTS, app, main
 
@@ -493,9 +493,9 @@ def test_every_command_is_on_the_page() -> None:
 
 
 def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict]:
-    """Run `lab35 bench --json`; return exit code and object, and see that stderr is silent."""
+    """Run `lab35 bench --json`; return exit code and object. Stderr tells what is not there."""
     code, out, err = run(capsys, "bench", "--json", *arguments)
-    assert err == ""
+    assert all(line.startswith("without ") for line in err.splitlines())
     assert out.count("\n") == 1
     return code, json.loads(out)
 
@@ -507,7 +507,8 @@ def test_a_bench_is_one_line_for_programs(capsys: pytest.CaptureFixture[str]) ->
     assert (told["prompt_tokens"], told["new_tokens"], told["samples"]) == (16, 4, 2)
     assert (told["threads"], told["torch"]) == (1, torch.__version__)
     assert (told["baseline"], told["same_tokens"]) == ("uncached", True)
-    assert told["variants"].keys() == BENCH_VARIANTS.keys()
+    assert told["variants"].keys() | told["missing"].keys() == BENCH_VARIANTS.keys()
+    assert told["variants"].keys() >= {"uncached", "eager", "lean"}
     for variant in told["variants"].values():
         for name in ("time_to_first_token", "time_per_output_token", "speedup"):
             assert 0 < variant[name]["min"] <= variant[name]["median"] <= variant[name]["max"]
@@ -528,14 +529,17 @@ def test_a_bench_counts_output_only(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_bench_is_a_table_for_people(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line a variant, also for a variant that is added later; a missing TPOT is a word."""
+    """One line a variant, also for one that is added later; what is missing is told once."""
     monkeypatch.setitem(BENCH_VARIANTS, "another", {})
+    monkeypatch.setattr(
+        "lab35.cli.why_not", lambda name, _: None if name in ("eager", "lean") else "not\nhere"
+    )
     code, out, err = run(capsys, "bench", "--max-new-tokens", "1", "--repeats", "1")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "without compiled: not here\nwithout numba: not here\n")
     head, _, columns, *rows, _, verdict = out.splitlines()
-    assert head.startswith("16 prompt tokens, 1 greedy ones, threads: 1, torch ")
+    assert head.startswith("16 prompt tokens, 1 greedy ones, cpu, threads: 1, torch ")
     assert columns.split() == ["loop", "TTFT", "TPOT", "fastest", "tokens/s", "speed-up"]
-    assert [row.split()[0] for row in rows] == ["uncached", "cached", "another"]
+    assert [row.split()[0] for row in rows] == ["uncached", "eager", "lean", "another"]
     assert all(row.count("none") == 2 for row in rows)
     assert verdict == "all loops wrote the same text"
 
@@ -592,3 +596,44 @@ def test_bad_input_to_a_bench(
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert message in err
+
+
+def test_a_bench_of_some(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first one named is the baseline; a name that does not exist is refused."""
+    options = ("--max-new-tokens", "2", "--repeats", "1")
+    code, told = bench(capsys, *options, "--only", "lean", "--only", "eager")
+    assert (code, told["baseline"], list(told["variants"])) == (0, "lean", ["lean", "eager"])
+    code, out, err = run(capsys, "bench", *options, "--only", "fast")
+    assert (code, out) == (2, "")
+    assert "only must be one of uncached, eager, lean, compiled, numba, got 'fast'" in err
+
+
+# --- devices ---
+
+
+COMMANDS = ("generate", "verify", "trace", "bench", "repl")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_device_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Every command that runs the model takes a device, and says which ones there are."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    code, out, err = run(capsys, command, "--device", "cuda")
+    assert (code, out) == (2, "")
+    assert err == "lab35: error: device must be one of cpu, got 'cuda'\n"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert (
+        "one of cpu, cuda:0, cuda:1, got 'cuda:2'" in run(capsys, command, "--device", "cuda:2")[2]
+    )
+
+
+def test_everything_is_made_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompt, batch and mask go to the model's device, seen on meta, which holds no numbers."""
+    model, tokenizer = cli.load_pretrained()
+    model = model.to("meta")
+    idx, mask = cli._pad(model, tokenizer, [[1], [2, 3]])
+    assert cli._encode(model, tokenizer, "Holmes").is_meta
+    assert idx.is_meta
+    assert mask.is_meta

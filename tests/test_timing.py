@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -13,6 +14,7 @@ from lab35 import GPT, GPTConfig, KVCache, Step, decode_steps, generate
 from lab35.timing import (
     Latency,
     bytes_read,
+    clock_on,
     compare,
     compare_texts,
     count_calls,
@@ -291,7 +293,7 @@ def test_the_mode_changes_the_count() -> None:
 
 def test_a_decode_step_counts_what_the_model_says(model: GPT, prompt: torch.Tensor) -> None:
     """Four linear layers, two norms and two cache writes a layer, whatever the views."""
-    steps = decode_steps(model, prompt, 3, temperature=0)
+    steps = decode_steps(model, prompt, 3, temperature=0, engine="eager")
     next(steps)
     found, L = count_calls(lambda: next(steps)), model.config.n_layer
     assert found["aten.linear"] == 4 * L + 1
@@ -340,3 +342,14 @@ def test_a_latency_is_plain_data() -> None:
     """It can be made from stored arrivals as well."""
     told = Latency(torch.zeros(2, 3, dtype=torch.int64), (1.0, 1.5, 2.0))
     assert (told.time_per_output_token, told.tokens_per_second) == (0.5, 3.0)
+
+
+def test_the_clock_of_a_gpu_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the time is read after the work is done; a CPU need not be waited for."""
+    order = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append(str(device)))
+    monkeypatch.setattr(time, "perf_counter", lambda: order.append("read") or 1.5)
+    assert clock_on("cuda:0")() == 1.5
+    assert order == ["cuda:0", "read"]
+    assert clock_on(torch.device("cpu"))() == 1.5
+    assert order == ["cuda:0", "read", "read"]

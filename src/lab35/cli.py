@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import torch
 import typer
@@ -38,8 +38,17 @@ from lab35.loop import decode_steps
 from lab35.loop import generate as run_generate
 from lab35.model import GPT
 from lab35.sampling import check_sampling
+from lab35.speed import EngineName, why_not
 from lab35.streaming import generate_stream
-from lab35.timing import Latency, compare_texts, interleaved, threads, time_paired, time_steps
+from lab35.timing import (
+    Latency,
+    clock_on,
+    compare_texts,
+    interleaved,
+    threads,
+    time_paired,
+    time_steps,
+)
 from lab35.tokenizer import Tokenizer
 from lab35.trace import Trace, trace_step
 from lab35.verification import verify_cache
@@ -49,9 +58,8 @@ __all__ = ["app", "main"]
 DEFAULT_PROMPT = "Sherlock Holmes"
 ROUNDS = 5
 BENCH_PROMPT = "It was a dark night and the wind blew"
-BENCH_VARIANTS: dict[str, dict[str, Any]] = {
-    "uncached": {"use_cache": False},
-    "cached": {"use_cache": True},
+BENCH_VARIANTS: dict[str, dict[str, Any]] = {"uncached": {"use_cache": False}} | {
+    name: {"engine": name} for name in get_args(EngineName)
 }
 """What `lab35 bench` compares: options of `decode_steps` by name, and the first is the baseline."""
 
@@ -87,6 +95,9 @@ SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the draws.")]
 CheckpointOption = Annotated[
     Path | None, typer.Option("--checkpoint", help="Folder of a model of your own.")
 ]
+DeviceOption = Annotated[
+    str, typer.Option("--device", help="Where to run: cpu, or cuda where torch sees a GPU.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -111,9 +122,9 @@ class _Settings:
         """Return what sampling takes."""
         return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
 
-    def generator(self) -> torch.Generator:
-        """Return a fresh source of draws."""
-        return torch.Generator().manual_seed(self.seed)
+    def generator(self, model: GPT) -> torch.Generator:
+        """Return a fresh source of draws, where a model's logits are."""
+        return torch.Generator(model.wte.weight.device).manual_seed(self.seed)
 
 
 DEFAULTS = _Settings()
@@ -157,6 +168,12 @@ def generate(
         ),
     ] = None,
     cache: Annotated[bool, typer.Option(help="Keep keys and values, or recompute them.")] = True,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="Run the cached steps with eager, lean, compiled or numba; lean if it can be."
+        ),
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Hold the cache against the uncached model too.")
     ] = False,
@@ -168,6 +185,7 @@ def generate(
         typer.Option(help="Show text as it comes; with --json it goes to stderr, if asked for."),
     ] = None,
     checkpoint: CheckpointOption = None,
+    device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> int:
     """Continue a prompt, or several as a batch.
@@ -176,7 +194,8 @@ def generate(
     last position, unless --no-cache lets the window slide.
     """
     settings = _Settings(temperature, top_k, top_p, max_new_tokens, seed)
-    model, tokenizer = load_pretrained(checkpoint)
+    model, tokenizer = _load(checkpoint, device)
+    loop = {"use_cache": cache, "engine": engine}
     if batch_prompts is None:
         show = (
             _no_show if as_json and not stream else _show_on(sys.stderr if as_json else sys.stdout)
@@ -187,7 +206,7 @@ def generate(
             _read_prompt(prompt, prompt_file),
             settings,
             [_unescape(string) for string in stop or ()],
-            cache,
+            loop,
             show if stream is not False else _at_the_end(show),
         )
         texts = [result["prompt"]]
@@ -198,7 +217,7 @@ def generate(
         if stream:
             raise ValueError("--batch-prompts must stand without --stream, got both")
         texts = batch_prompts.split("|")
-        result = _continue_batch(model, tokenizer, texts, settings, cache)
+        result = _continue_batch(model, tokenizer, texts, settings, loop)
         if not as_json:
             for text, completion in zip(texts, result["completion"], strict=True):
                 print(text, end="", file=sys.stderr, flush=True)
@@ -211,7 +230,7 @@ def generate(
         if batch_prompts is None:
             result["verify"] = result["verify"][0]
     if benchmark:
-        result["benchmark"] = _benchmark(model, tokenizer, texts, settings)
+        result["benchmark"] = _benchmark(model, tokenizer, texts, settings, engine)
     if as_json:
         print(json.dumps(result, ensure_ascii=False))
     else:
@@ -230,6 +249,7 @@ def repl(
     top_p: TopPOption = DEFAULTS.top_p,
     seed: SeedOption = DEFAULTS.seed,
     checkpoint: CheckpointOption = None,
+    device: DeviceOption = "cpu",
 ) -> None:
     r"""Continue one prompt after another.
 
@@ -238,15 +258,15 @@ def repl(
     Ctrl-C ends a text, and the end of input ends the session.
     """
     settings = _Settings(temperature, top_k, top_p, max_new_tokens, seed)
-    model, tokenizer = load_pretrained(checkpoint)
-    generator, text = settings.generator(), ""
+    model, tokenizer = _load(checkpoint, device)
+    generator, text = settings.generator(model), ""
     _note("A prompt, or /help. Ctrl-D ends.")
     while (line := _read_line()) is not None:
         try:
             if line.startswith("/"):
                 changed = _change(settings, line)
                 if changed.seed != settings.seed or line.split()[0] == "/seed":
-                    generator = changed.generator()
+                    generator = changed.generator(model)
                 settings = changed
                 continue
             text = _unescape(line) if line else text
@@ -265,14 +285,15 @@ def verify(
     prompt_file: FileOption = None,
     steps: Annotated[int, typer.Option(help="Tokens to decode.")] = 64,
     checkpoint: CheckpointOption = None,
+    device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> int:
     """Hold the cache against the uncached model.
 
     Decodes greedily, and compares the logits of every step. Exit code 1 if they differ.
     """
-    model, tokenizer = load_pretrained(checkpoint)
-    idx = _encode(tokenizer, _read_prompt(prompt, prompt_file))
+    model, tokenizer = _load(checkpoint, device)
+    idx = _encode(model, tokenizer, _read_prompt(prompt, prompt_file))
     report = verify_cache(model, idx, steps)
     print(json.dumps(report.as_dict()) if as_json else report.summary())
     return int(not report.passed)
@@ -287,6 +308,7 @@ def trace(
     top_p: TopPOption = DEFAULTS.top_p,
     seed: SeedOption = DEFAULTS.seed,
     checkpoint: CheckpointOption = None,
+    device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
     """Tell one decode step.
@@ -294,9 +316,9 @@ def trace(
     The token that was fed, its place, the best scores, what the filters left, and the draw.
     """
     settings = _Settings(temperature, top_k, top_p, seed=seed)
-    model, tokenizer = load_pretrained(checkpoint)
-    idx = _encode(tokenizer, _read_prompt(prompt, prompt_file))
-    told = trace_step(model, idx, **settings.choice(), generator=settings.generator())
+    model, tokenizer = _load(checkpoint, device)
+    idx = _encode(model, tokenizer, _read_prompt(prompt, prompt_file))
+    told = trace_step(model, idx, **settings.choice(), generator=settings.generator(model))
     if as_json:
         print(json.dumps(told.as_dict(tokenizer)))
     else:
@@ -313,26 +335,43 @@ def bench(
     thread_count: Annotated[
         int, typer.Option("--threads", min=1, help="Threads that torch may use.")
     ] = 1,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="<str>", help="Time this one only; can be repeated."),
+    ] = None,
     checkpoint: CheckpointOption = None,
+    device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> int:
-    """Time the loops side by side.
+    """Time the uncached loop and every engine side by side.
 
-    They write the same greedy text in turns. TTFT is the time to the first token, TPOT the time
-    per output token after it. Prompt tokens count in no rate. Exit code 1 if the texts differ.
+    They write the same greedy text in turns. The first is what the others are compared with.
+    TTFT is the time to the first token, TPOT the time per output token after it. Prompt tokens
+    count in no rate. Exit code 1 if the texts differ.
     """
-    model, tokenizer = load_pretrained(checkpoint)
-    idx = _encode(tokenizer, prompt)
+    model, tokenizer = _load(checkpoint, device)
+    idx = _encode(model, tokenizer, prompt)
     room = model.config.block_size + 1 - idx.shape[1]
     if max_new_tokens > room >= 1:  # a prompt that is too long has an error of its own
         raise ValueError(
             f"max_new_tokens must be at most {room} after {idx.shape[1]} prompt tokens, "
             f"so that all loops do the same work, got {max_new_tokens}"
         )
-    variants = {
-        name: partial(_time_text, model, idx, max_new_tokens, options)
-        for name, options in BENCH_VARIANTS.items()
-    }
+    chosen = only if only else list(BENCH_VARIANTS)
+    for name in chosen:
+        if name not in BENCH_VARIANTS:
+            raise ValueError(f"only must be one of {', '.join(BENCH_VARIANTS)}, got {name!r}")
+    variants, missing = {}, {}
+    for name in chosen:
+        options = BENCH_VARIANTS[name]
+        reason = why_not(options["engine"], model) if "engine" in options else None
+        if reason is None:
+            variants[name] = partial(_time_text, model, idx, max_new_tokens, options)
+        else:
+            missing[name] = reason
+            _note(f"without {name}: {_one_line(reason)}")
+    if not variants:
+        raise ValueError(f"only must name something that runs here, got {', '.join(chosen)}")
     console = Console(stderr=True)
     with threads(thread_count):
         rounds = track(
@@ -345,7 +384,7 @@ def bench(
         )
         told = compare_texts(list(rounds))
     told |= {"prompt_tokens": idx.shape[1], "new_tokens": max_new_tokens}
-    told["torch"] = torch.__version__
+    told |= {"device": device, "torch": torch.__version__, "missing": missing}
     print(json.dumps(told) if as_json else _bench_table(told))
     return int(not told["same_tokens"])
 
@@ -402,6 +441,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 2
 
 
+def _load(checkpoint: Path | None, device: str) -> tuple[GPT, Tokenizer]:
+    """Load a checkpoint onto a device that is there."""
+    seen = ["cpu"] + [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    if device not in seen and not (device == "cuda" and len(seen) > 1):
+        raise ValueError(f"device must be one of {', '.join(seen)}, got {device!r}")
+    model, tokenizer = load_pretrained(checkpoint)
+    return model.to(device), tokenizer
+
+
 # --- texts ---------------------------------------------------------------------------------------
 
 
@@ -411,18 +459,18 @@ def _continue_one(
     prompt: str,
     settings: _Settings,
     stop: Sequence[str],
-    cache: bool,
+    loop: dict[str, Any],
     show: Callable[[str | None], None],
 ) -> dict[str, Any]:
     """Write one text, showing each piece; `show(None)` ends the line."""
     steps = decode_steps(
         model,
-        _encode(tokenizer, prompt),
+        _encode(model, tokenizer, prompt),
         settings.max_new_tokens,
         **settings.choice(),
-        generator=settings.generator(),
+        generator=settings.generator(model),
         eos_id=tokenizer.eos_id,
-        use_cache=cache,
+        **loop,
     )
     events = generate_stream(tokenizer, steps, stop=stop)
     if show is not _no_show:
@@ -439,18 +487,22 @@ def _continue_one(
 
 
 def _continue_batch(
-    model: GPT, tokenizer: Tokenizer, prompts: Sequence[str], settings: _Settings, cache: bool
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    settings: _Settings,
+    loop: dict[str, Any],
 ) -> dict[str, Any]:
     """Write several texts at once, and compare each row with its own run."""
-    rows = [_encode(tokenizer, prompt)[0].tolist() for prompt in prompts]
-    idx, key_mask = left_pad(rows, tokenizer.eos_id)
-    options = settings.choice() | {"eos_id": tokenizer.eos_id, "use_cache": cache}
+    rows = [_encode(model, tokenizer, prompt)[0].tolist() for prompt in prompts]
+    idx, key_mask = _pad(model, tokenizer, rows)
+    options = settings.choice() | {"eos_id": tokenizer.eos_id} | loop
     made = run_generate(
         model,
         idx,
         settings.max_new_tokens,
         key_mask=key_mask,
-        generators=[settings.generator() for _ in rows],
+        generators=[settings.generator(model) for _ in rows],
         **options,
     )
     together = completions(made, tokenizer.eos_id)
@@ -459,14 +511,19 @@ def _continue_batch(
         # A padded row runs out of positions sooner: compare as many tokens as the batch has.
         own = run_generate(
             model,
-            torch.tensor([row]),
+            torch.tensor([row], device=idx.device),
             made.new_tokens.shape[1],
-            generator=settings.generator(),
+            generator=settings.generator(model),
             **options,
         )
         alone += completions(own, tokenizer.eos_id)
     texts = [tokenizer.decode(ids) for ids in together]
     return _result(list(prompts), texts, made.stop_reason, batch_consistent=together == alone)
+
+
+def _pad(model: GPT, tokenizer: Tokenizer, rows: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    idx, key_mask = left_pad(rows, tokenizer.eos_id)
+    return idx.to(model.wte.weight.device), key_mask.to(model.wte.weight.device)
 
 
 def _write(
@@ -475,7 +532,7 @@ def _write(
     """Go on with a text of any length, for the repl; Ctrl-C ends it and keeps what is there."""
     steps = decode_steps(
         model,
-        _encode(tokenizer, text),
+        _encode(model, tokenizer, text),
         settings.max_new_tokens,
         **settings.choice(),
         generator=generator,
@@ -500,23 +557,30 @@ def _result(prompt: Any, completion: Any, stop_reason: str | None, **more: Any) 
 
 
 def _verify(model: GPT, tokenizer: Tokenizer, prompt: str, steps: int) -> Any:
-    idx = _encode(tokenizer, prompt)
+    idx = _encode(model, tokenizer, prompt)
     room = model.config.block_size + 1 - idx.shape[1]
     return verify_cache(model, idx, max(1, min(steps, room)))
 
 
 def _benchmark(
-    model: GPT, tokenizer: Tokenizer, prompts: Sequence[str], settings: _Settings
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    settings: _Settings,
+    engine: EngineName | None,
 ) -> dict[str, Any]:
     """Time the same texts with and without the cache, in turns."""
-    rows = [_encode(tokenizer, prompt)[0].tolist() for prompt in prompts]
-    idx, key_mask = left_pad(rows, tokenizer.eos_id)
+    rows = [_encode(model, tokenizer, prompt)[0].tolist() for prompt in prompts]
+    idx, key_mask = _pad(model, tokenizer, rows)
     new = max(1, min(settings.max_new_tokens, model.config.block_size + 1 - idx.shape[1]))
 
     mask = key_mask if len(rows) > 1 else None
     write = partial(run_generate, model, idx, new, temperature=0, key_mask=mask)
-    variants = {"uncached": partial(write, use_cache=False), "cached": write}
-    timed = time_paired(variants, repeats=ROUNDS)
+    variants = {
+        "uncached": partial(write, use_cache=False),
+        "cached": partial(write, engine=engine),
+    }
+    timed = time_paired(variants, repeats=ROUNDS, clock=clock_on(idx.device))
     cached, uncached = (timed["variants"][name] for name in ("cached", "uncached"))
     return {
         "rows": len(rows),
@@ -541,14 +605,16 @@ def _benchmark_line(told: dict[str, Any]) -> str:
 
 
 def _time_text(model: GPT, idx: Tensor, new: int, options: dict[str, Any]) -> Latency:
-    return time_steps(decode_steps(model, idx, new, temperature=0, **options))
+    steps = decode_steps(model, idx, new, temperature=0, **options)
+    return time_steps(steps, clock=clock_on(idx.device))
 
 
 def _bench_table(told: dict[str, Any]) -> str:
     """Lay out a benchmark for people: medians, and the fastest time per output token."""
     lines = [
         f"{told['prompt_tokens']} prompt tokens, {told['new_tokens']} greedy ones, "
-        f"threads: {told['threads']}, torch {told['torch']}, median of {told['samples']}",
+        f"{told['device']}, threads: {told['threads']}, torch {told['torch']}, "
+        f"median of {told['samples']}",
         "",
         f"{'loop':<12} {'TTFT':>10} {'TPOT':>10} {'fastest':>10} {'tokens/s':>10} {'speed-up':>10}",
     ]
@@ -586,11 +652,11 @@ def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
         raise ValueError(f"prompt-file must be UTF-8 text, got {prompt_file!r}: {error}") from None
 
 
-def _encode(tokenizer: Tokenizer, prompt: str) -> Tensor:
+def _encode(model: GPT, tokenizer: Tokenizer, prompt: str) -> Tensor:
     ids = tokenizer.encode(prompt)
     if not ids:
         raise ValueError("prompt must hold at least one character, got ''")
-    return torch.tensor([ids])
+    return torch.tensor([ids], device=model.wte.weight.device)
 
 
 def _unescape(text: str) -> str:

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lab35.cache import KVCache
 from lab35.context import refill_start, slide_start
 from lab35.model import GPT, evaluating, position_ids
 from lab35.sampling import check_sampling, sample_next
+from lab35.speed import Engine, EngineName, choose_engine, new_engine
 
 __all__ = [
     "ContextLimitError",
@@ -99,6 +100,7 @@ def generate(
     use_cache: bool = True,
     on_context_limit: OnContextLimit = "stop",
     block_size: int | None = None,
+    engine: EngineName | None = None,
 ) -> Generation:
     """Continue a prompt.
 
@@ -123,6 +125,9 @@ def generate(
             refill. A prompt longer than the block is an error, unless it may refill: then its last
             half block is kept.
         block_size: Positions to use. Defaults to the model's; a plain callable needs it.
+        engine: What runs the cached steps: `"eager"` is the model itself, and `"lean"`,
+            `"compiled"` and `"numba"` are the faster ones of `lab35.speed`, for one text without
+            padding. By default the lean one where it can do the work; see `choose_engine`.
 
     Returns:
         The prompt with its continuation, and the counts.
@@ -146,6 +151,7 @@ def generate(
         use_cache=use_cache,
         on_context_limit=on_context_limit,
         block_size=block_size,
+        engine=engine,
     )
     tokens, fed, reason = [idx], [], None
     for step in steps:
@@ -176,6 +182,7 @@ def decode_steps(
     use_cache: bool = True,
     on_context_limit: OnContextLimit = "stop",
     block_size: int | None = None,
+    engine: EngineName | None = None,
 ) -> Iterator[Step]:
     """Continue a prompt token by token, for those who want each one as it comes.
 
@@ -196,6 +203,7 @@ def decode_steps(
         use_cache: See `generate`.
         on_context_limit: See `generate`.
         block_size: See `generate`.
+        engine: See `generate`.
 
     Returns:
         An iterator over the steps. The last one has a stop reason.
@@ -223,6 +231,7 @@ def decode_steps(
             f"generators must be one a row ({idx.shape[0]}), and no generator beside them, "
             f"got {len(generators)}{'' if generator is None else ' and a generator'}"
         )
+    engine = choose_engine(engine, model, len(idx), key_mask=key_mask, use_cache=use_cache)
 
     def choose(logits: Tensor) -> Tensor:
         if generators is None:
@@ -237,7 +246,7 @@ def decode_steps(
         choose,
         eos_id,
         key_mask,
-        use_cache,
+        engine if use_cache else None,
         on_context_limit,
         block_size,
     )
@@ -251,7 +260,7 @@ def _steps(
     choose: Callable[[Tensor], Tensor],
     eos_id: int | None,
     key_mask: Tensor | None,
-    use_cache: bool,
+    engine: EngineName | None,
     on_context_limit: OnContextLimit,
     block_size: int,
 ) -> Iterator[Step]:
@@ -260,7 +269,13 @@ def _steps(
     first = refill_start(P, block_size)  # column of the oldest token that is still visible
     # The final sample is never fed, so that P + N - 1 positions are enough.
     size = max(1, min(block_size, P + max_new_tokens - 1))
-    cache = KVCache.for_model(model, B, size) if use_cache else None
+    cache: KVCache | Engine | None = None
+    if engine is not None:
+        cache = (
+            KVCache.for_model(model, B, size)
+            if engine == "eager"
+            else new_engine(engine, model, size)
+        )
     ended = torch.zeros(B, 1, dtype=torch.bool, device=idx.device)
 
     with evaluating(model):
@@ -269,16 +284,19 @@ def _steps(
             if cache is None:
                 first = slide_start(idx.shape[1], block_size)
             start = first if cache is None else first + cache.length
-            inputs = {} if cache is None else {"cache": cache}
-            if key_mask is not None:
-                visible = key_mask[:, first:]
-                inputs["key_mask"] = visible
-                inputs["position_ids"] = position_ids(visible)[:, start - first :]
-            logits, _ = model(idx[:, start:], **inputs)
-            fed = idx.shape[1] - start
+            new = idx[:, start:]
+            if isinstance(cache, Engine):
+                logits = cache(new)  # (1, V)
+            else:
+                inputs = {} if cache is None else {"cache": cache}
+                if key_mask is not None:
+                    visible = key_mask[:, first:]
+                    inputs["key_mask"] = visible
+                    inputs["position_ids"] = position_ids(visible)[:, start - first :]
+                logits = model(new, **inputs)[0][:, -1]  # (B, V)
 
             # 2) choose, and append
-            token = choose(logits[:, -1])
+            token = choose(logits)
             if eos_id is not None:
                 token = token.masked_fill(ended, eos_id)
                 ended = ended | (token == eos_id)
@@ -295,7 +313,7 @@ def _steps(
                 reason = "max_new_tokens"
             elif full and on_context_limit == "stop":
                 reason = "context_limit"
-            yield Step(token, fed, reason)
+            yield Step(token, new.shape[1], reason)
             if reason is not None:
                 return
 
@@ -360,7 +378,7 @@ def check_prompt(
         eos_id: A token id, or None.
 
     Raises:
-        ValueError: If a shape, a type or an id is wrong, or padding stands on the right.
+        ValueError: If a shape, a type, a device or an id is wrong, or padding stands on the right.
     """
     if idx.ndim != 2 or idx.dtype != torch.int64 or 0 in idx.shape:
         raise ValueError(
@@ -374,6 +392,12 @@ def check_prompt(
             raise ValueError(f"idx must lie in [0, {vocab_size}), got values from {low} to {high}")
         if eos_id is not None and not 0 <= eos_id < vocab_size:
             raise ValueError(f"eos_id must lie in [0, {vocab_size}), got {eos_id}")
+    weights = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    for name, tensor in (("idx", idx), ("key_mask", key_mask)):
+        if weights is not None and tensor is not None and tensor.device != weights.device:
+            raise ValueError(
+                f"{name} must be on the model's device {weights.device}, got {tensor.device}"
+            )
     if key_mask is None:
         return
     if key_mask.dtype != torch.bool or key_mask.shape != idx.shape:

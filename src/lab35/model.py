@@ -137,15 +137,15 @@ def evaluating(model: object) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    modes = [module.training for module in modules]
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    training = [module for module in modules if module.training]
     try:
-        for module in modules:
+        for module in training:
             module.training = False
         yield
     finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
+        for module in training:
+            module.training = True
 
 
 def _attention_mask(t_new: int, offset: int, key_mask: Tensor | None, like: Tensor) -> Tensor:

@@ -48,8 +48,7 @@ def sample_next(
     """
     if temperature == 0:
         check_sampling(temperature, top_k, top_p)
-        _best(logits)
-        return logits.argmax(dim=-1, keepdim=True)
+        return _best(logits)[1]
     probs = probabilities(logits, temperature, top_k, top_p)
     return torch.multinomial(probs, 1, generator=generator)
 
@@ -103,7 +102,7 @@ def filtered_logits(
         ValueError: As `sample_next` does.
     """
     check_sampling(temperature, top_k, top_p)
-    best = _best(logits)
+    best, _ = _best(logits)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if temperature == 0:
         top_k, top_p, temperature = 1, None, 1.0
@@ -120,14 +119,14 @@ def filtered_logits(
     return scaled.masked_fill(~torch.zeros_like(kept).scatter(-1, order, kept), -math.inf)
 
 
-def _best(logits: Tensor) -> Tensor:
-    """Return each row's highest logit, (B, 1), and refuse rows that have no distribution."""
+def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each row's highest logit and its lowest id, each (B, 1); refuse impossible rows."""
     if logits.ndim != 2 or 0 in logits.shape:
         raise ValueError(f"logits must have shape (B, V), got {tuple(logits.shape)}")
-    best = logits.amax(dim=-1, keepdim=True)  # NaN in a row makes its maximum NaN
-    if not best.isfinite().all():
+    best, token = logits.max(dim=-1, keepdim=True)  # NaN in a row makes its maximum NaN
+    if not all(math.isfinite(value) for (value,) in best.tolist()):  # cheaper than torch's
         raise ValueError("logits must hold no NaN and no +inf, and a finite value in each row")
-    return best
+    return best, token
 
 
 def _kept(ordered: Tensor, top_k: int | None, top_p: float | None) -> Tensor:

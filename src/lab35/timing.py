@@ -43,6 +43,7 @@ from lab35.model import GPT
 __all__ = [
     "Latency",
     "bytes_read",
+    "clock_on",
     "compare",
     "compare_texts",
     "count_calls",
@@ -104,7 +105,7 @@ def time_steps(steps: Iterable[Step], *, clock: Clock = time.perf_counter) -> La
     Args:
         steps: What `decode_steps` returns. It starts to work when its first step is asked for, and
             so does the clock.
-        clock: Seconds since any moment. On a GPU, give one that synchronises before it reads.
+        clock: Seconds since any moment. See `clock_on`.
 
     Returns:
         The tokens with their arrivals.
@@ -143,7 +144,7 @@ def time_paired(
         repeats: Rounds that count.
         warmup: Rounds before them that do not.
         baseline: The variant to compare with. Defaults to the first.
-        clock: Seconds since any moment. On a GPU, give one that synchronises before it reads.
+        clock: Seconds since any moment. See `clock_on`.
 
     Returns:
         What `compare` returns.
@@ -158,6 +159,28 @@ def time_paired(
     return compare(list(rounds), baseline)
 
 
+def clock_on(device: torch.device | str) -> Clock:
+    """Find the clock for work on a device.
+
+    A GPU works on while Python goes ahead, so its clock waits for it before it reads the time.
+
+    Args:
+        device: Where the work is done.
+
+    Returns:
+        A function that returns seconds since some moment.
+    """
+    device = torch.device(device)
+    if device.type != "cuda":
+        return time.perf_counter
+
+    def after_the_device() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return after_the_device
+
+
 def mean_seconds(
     function: Callable[[], object], calls: int = 1, *, clock: Clock = time.perf_counter
 ) -> float:
@@ -166,7 +189,7 @@ def mean_seconds(
     Args:
         function: What to time, without arguments.
         calls: Calls in the block. Take many where one is short.
-        clock: Seconds since any moment. On a GPU, give one that synchronises before it reads.
+        clock: Seconds since any moment. See `clock_on`.
 
     Returns:
         Seconds a call.

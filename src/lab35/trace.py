@@ -128,7 +128,7 @@ def trace_step(
         raise ValueError(f"idx must have shape (1, T), T at least 1, got {tuple(idx.shape)}")
     if candidates < 1:
         raise ValueError(f"candidates must be at least 1, got {candidates}")
-    cache = KVCache(model.config, batch_size=1)
+    cache = KVCache.for_model(model, 1)
     with evaluating(model):
         if idx.shape[1] > 1:
             model(idx[:, :-1], cache=cache)

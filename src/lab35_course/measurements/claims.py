@@ -44,7 +44,10 @@ def small_model(size: Size) -> Data:
     rows = []
     for P, N in size.pick(LENGTHS, ((4, 2),)):
         write = partial(generate, model, torch.randint(SMALL.vocab_size, (1, P)), N, temperature=0)
-        loops = {"uncached": partial(write, use_cache=False), "cached": write}
+        loops = {
+            "uncached": partial(write, use_cache=False),
+            "cached": partial(write, engine="eager"),
+        }
         row: Data = {name: {"token_forwards": loops[name]().token_forwards} for name in loops}
         timed = time_paired(loops, repeats=samples)["variants"]
         for name in loops:
@@ -108,6 +111,7 @@ def two_threads(size: Size) -> Data:
     found: Data = {"samples": samples, "prompt": prompt.shape[1], "new": new_tokens}
     for name, use_cache in (("cached", True), ("uncached", False)):
         write = partial(generate, model, prompt, new_tokens, temperature=0, use_cache=use_cache)
+        write = partial(write, engine="eager")
         timed = time_paired(
             {"one": partial(_on, 1, write), "two": partial(_on, 2, write)}, repeats=samples
         )["variants"]

@@ -119,7 +119,7 @@ def speed(size: Size) -> Data:
     timed = time_paired(
         {
             "uncached": lambda: generate(model, prompt, new_tokens, temperature=0, use_cache=False),
-            "cached": lambda: generate(model, prompt, new_tokens, temperature=0),
+            "cached": lambda: generate(model, prompt, new_tokens, temperature=0, engine="eager"),
         },
         repeats=size.pick(31, 2),
         warmup=size.pick(3, 1),

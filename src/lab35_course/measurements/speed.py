@@ -1,0 +1,557 @@
+"""The ladder of decode steps, the floor under it, and other people's loops beside it."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch._inductor.config
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lab35 import GPT, GrowingCache, generate, load_pretrained, speed
+from lab35.speed import Compiled, Engine, EngineName, Jitted, Lean, OneWrite, Textbook, why_not
+from lab35.timing import compare, interleaved, mean_seconds, spread
+from lab35_course.peers import to_hugging_face, to_onnx_runtime
+from lab35_course.results import Data, Size, Table, invariant, measurement, table
+
+PROMPT = "It was a dark night and the wind was howling in the chimney as we sat by the fire"
+
+RUNGS: dict[str, type[Engine]] = {
+    "textbook": Textbook,
+    "one write": OneWrite,
+    "lean": Lean,
+    "compiled": Compiled,
+    "numba": Jitted,
+}
+
+
+def _to_compile(model: GPT, size: Size) -> list[EngineName]:
+    """Name the engines that are compiled; a check leaves them out, as that takes time.
+
+    Raises:
+        RuntimeError: If one cannot be had here: a table with holes would be taken for whole.
+    """
+    if size is Size.TINY:
+        return []
+    for name in ("compiled", "numba"):
+        if reason := why_not(name, model):
+            raise RuntimeError(f"the {name} engine cannot be measured on this machine: {reason}")
+    return ["compiled", "numba"]
+
+
+@torch.inference_mode()
+def _greedy(engine: Engine, prompt: Tensor, new_tokens: int) -> list[int]:
+    """Write a text with nothing around the steps but the choice of the best token."""
+    engine.reset()
+    tokens = [engine(prompt).argmax(-1, keepdim=True)]
+    for _ in range(new_tokens - 1):
+        tokens.append(engine(tokens[-1]).argmax(-1, keepdim=True))
+    return torch.cat(tokens, dim=1)[0].tolist()
+
+
+@torch.inference_mode()
+def _uncached(model: GPT, prompt: Tensor, new_tokens: int) -> list[int]:
+    """Write a text by running all of it again for each token, with as little around it."""
+    idx = prompt
+    for _ in range(new_tokens):
+        idx = torch.cat((idx, model(idx)[0][:, -1].argmax(-1, keepdim=True)), dim=1)
+    return idx[0, prompt.shape[1] :].tolist()
+
+
+def _read_all(weights: Tensor, times: int) -> None:
+    """Read every weight so many times, and do as little as possible with it."""
+    for _ in range(times):
+        weights.sum()
+
+
+def _sum_up(rounds: list[dict[str, float]], name: str, other: str) -> float:
+    """Return the median over the rounds of one time divided by another."""
+    return spread([times[name] / times[other] for times in rounds])["median"]
+
+
+@measurement("speed.ladder", kind="measured")
+def ladder(size: Size) -> Data:
+    """Time every rung and the floor in turns: 16 prompt tokens, 100 greedy ones."""
+    model, tokenizer = load_pretrained()
+    prompt = torch.tensor([tokenizer.encode(PROMPT)[:16]])
+    new_tokens, samples = size.pick(100, 3), size.pick(31, 2)
+    names = ["textbook", "one write", "lean", *_to_compile(model, size)]
+    engines = {name: RUNGS[name](model) for name in names}
+    texts = [_greedy(engine, prompt, new_tokens) for engine in engines.values()]
+    reference = _uncached(model, prompt, new_tokens)
+    weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+    variants: dict[str, Callable[[], object]] = {
+        "no cache": partial(_uncached, model, prompt, new_tokens)
+    }
+    for name, engine in engines.items():
+        variants[name] = partial(_greedy, engine, prompt, new_tokens)
+    variants["prefill"] = partial(_greedy, engines["textbook"], prompt, 1)
+    variants["floor"] = partial(_read_all, weights, new_tokens)
+    timed = {name: partial(mean_seconds, run) for name, run in variants.items()}
+    rounds = list(interleaved(timed, repeats=samples, warmup=size.pick(3, 1)))
+    seconds = {name: spread([times[name] for times in rounds]) for name in variants}
+    rows = [
+        {
+            "rung": name,
+            "seconds": seconds[name],
+            "microseconds": 1e6 * seconds[name]["median"] / new_tokens,
+            "gigabytes": 1e-9 * weights.nbytes * new_tokens / seconds[name]["median"],
+            "of_textbook": _sum_up(rounds, name, "textbook"),
+            "of_floor": _sum_up(rounds, name, "floor"),
+            "than_uncached": _sum_up(rounds, "no cache", name),
+        }
+        for name in ("no cache", *engines, "floor")
+    ]
+    steps = {
+        name: [(times[name] - times["prefill"]) / max(1, new_tokens - 1) for times in rounds]
+        for name in engines
+    }
+    return {
+        "samples": samples,
+        "prompt": prompt.shape[1],
+        "new": new_tokens,
+        "weight_bytes": weights.nbytes,
+        "prefill_microseconds": 1e6 * seconds["prefill"]["median"],
+        "same_tokens": all(text == reference for text in texts),
+        "rows": rows,
+        "steps": [
+            {
+                "rung": name,
+                "microseconds": 1e6 * spread(each)["median"],
+                "of_textbook": spread(
+                    [a / b for a, b in zip(each, steps["textbook"], strict=True)]
+                )["median"],
+                "of_floor": spread(
+                    [a * new_tokens / times["floor"] for a, times in zip(each, rounds, strict=True)]
+                )["median"],
+            }
+            for name, each in steps.items()
+        ],
+    }
+
+
+@invariant("speed.ladder")
+def every_rung_writes_the_same(data: Data) -> None:
+    """A rung that writes something else would prove nothing; times are above zero."""
+    assert data["same_tokens"], data["same_tokens"]
+    rungs = [row["rung"] for row in data["rows"]]
+    assert rungs[:4] == ["no cache", "textbook", "one write", "lean"], rungs
+    assert all(row["microseconds"] > 0 for row in data["rows"]), data["rows"]
+
+
+REMOVES = {
+    "no cache": "",
+    "textbook": "the past, run again",
+    "one write": "mask, second write",
+    "lean": "modules, batch axis, the write itself",
+    "compiled": "dispatch, intermediate results",
+    "numba": "PyTorch",
+    "floor": "everything but reading the weights",
+}
+
+
+@table("speed.ladder", result="speed.ladder")
+def ladder_table(data: Data) -> Table:
+    """Lay out each rung as time, as bandwidth, and against the top and the bottom."""
+    rows = [
+        [
+            row["rung"],
+            REMOVES[row["rung"]],
+            f"{row['microseconds']:.0f} µs",
+            f"{1e6 * row['seconds']['min'] / data['new']:.0f} µs",
+            "" if row["rung"] == "no cache" else f"{row['gigabytes']:.1f} GB/s",
+            f"{row['of_textbook']:.2f}",
+            f"{row['of_floor']:.2f} ×",
+        ]
+        for row in data["rows"]
+    ]
+    headers = ["rung", "removes", "a token", "fastest", "weights read", "of textbook", "of floor"]
+    return Table(headers, rows, align="llrrrrr")
+
+
+# --- Peers ---
+
+
+@torch.inference_mode()
+def _growing(model: GPT, prompt: Tensor, new_tokens: int) -> Tensor:
+    """Write a greedy text with the cache of most tutorials."""
+    idx, cache = prompt, GrowingCache(model.config, 1)
+    for _ in range(new_tokens):
+        logits, _ = model(idx[:, cache.length :], cache=cache)
+        idx = torch.cat((idx, logits[:, -1].argmax(-1, keepdim=True)), dim=1)
+    return idx
+
+
+def _hugging_face(peer: Any, prompt: Tensor, new_tokens: int, use_cache: bool) -> Tensor:
+    """Let transformers write a greedy text; nothing ends it early."""
+    return peer.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=new_tokens,
+        min_new_tokens=new_tokens,
+        do_sample=False,
+        use_cache=use_cache,
+        pad_token_id=0,
+    )
+
+
+@measurement("speed.peers", kind="measured")
+def peers(size: Size) -> Data:
+    """Time whole loops in turns: lab35's engines through `generate`, and other people's."""
+    model, tokenizer = load_pretrained()
+    prompt = torch.tensor([tokenizer.encode(PROMPT)[:16]])
+    new_tokens, samples = size.pick(100, 3), size.pick(15, 1)
+    peer = to_hugging_face(model)
+    ours = partial(generate, model, prompt, new_tokens, temperature=0)
+    engines = ["eager", "lean", *_to_compile(model, size)]
+    texts: dict[str, Callable[[], Tensor]] = {
+        "transformers, no cache": partial(_hugging_face, peer, prompt, new_tokens, False),
+        "lab35, no cache": lambda: ours(use_cache=False).tokens,
+        "transformers, DynamicCache": partial(_hugging_face, peer, prompt, new_tokens, True),
+        "lab35, growing cache": partial(_growing, model, prompt, new_tokens),
+    }
+    for name in engines:
+        texts[f"lab35, {name}"] = lambda name=name: ours(engine=name).tokens
+    if size is Size.FULL and find_spec("onnxruntime") and find_spec("onnxscript"):
+        texts["onnxruntime, growing cache"] = partial(to_onnx_runtime(model), prompt, new_tokens)
+    with warnings.catch_warnings(action="ignore"):
+        written = [write() for write in texts.values()]
+        timed = {name: partial(mean_seconds, write) for name, write in texts.items()}
+        rounds = list(interleaved(timed, repeats=samples, warmup=size.pick(2, 1)))
+    told = compare(rounds)["variants"]
+    rows = [
+        {
+            "loop": name,
+            "microseconds": 1e6 * told[name]["seconds"]["median"] / new_tokens,
+            "fastest": 1e6 * told[name]["seconds"]["min"] / new_tokens,
+            "than_uncached": _sum_up(rounds, "lab35, no cache", name),
+            "than_transformers": _sum_up(rounds, "transformers, DynamicCache", name),
+        }
+        for name in texts
+    ]
+    return {
+        "samples": samples,
+        "prompt": prompt.shape[1],
+        "new": new_tokens,
+        "transformers": version("transformers"),
+        "onnxruntime": version("onnxruntime") if find_spec("onnxruntime") else "none",
+        "same_tokens": all(torch.equal(text, written[0]) for text in written),
+        "rows": rows,
+    }
+
+
+@invariant("speed.peers")
+def peers_write_the_same(data: Data) -> None:
+    """All loops wrote one text: they did the same work."""
+    assert data["same_tokens"], data["same_tokens"]
+    assert all(row["microseconds"] > 0 for row in data["rows"]), data["rows"]
+
+
+@table("speed.peers", result="speed.peers")
+def peers_table(data: Data) -> Table:
+    """Lay out microseconds a token, and how many times faster each is than two of them."""
+    rows = [
+        [
+            row["loop"],
+            f"{row['microseconds']:.0f} µs",
+            f"{row['fastest']:.0f} µs",
+            f"{row['than_uncached']:.1f} ×",
+            f"{row['than_transformers']:.1f} ×",
+        ]
+        for row in data["rows"]
+    ]
+    headers = ["loop", "a token", "fastest", "against no cache", "against DynamicCache"]
+    return Table(headers, rows, align="lrrrr")
+
+
+# --- What sampling adds ---
+
+
+@measurement("speed.sampled", kind="measured")
+def sampled(size: Size) -> Data:
+    """Time each engine as it writes greedily and as it draws, in turns."""
+    model, tokenizer = load_pretrained()
+    prompt = torch.tensor([tokenizer.encode(PROMPT)[:16]])
+    new_tokens, samples = size.pick(100, 3), size.pick(21, 1)
+    engines = ["eager", "lean", *_to_compile(model, size)]
+    choices = {
+        "greedy": lambda: {"temperature": 0},
+        "sampled": lambda: {**SAMPLED, "generator": torch.Generator().manual_seed(1337)},
+    }
+
+    def write(engine: EngineName, choice: str) -> Tensor:
+        return generate(model, prompt, new_tokens, engine=engine, **choices[choice]()).tokens
+
+    texts = [[write(engine, choice).tolist() for engine in engines] for choice in choices]
+    timed = {
+        f"{engine} {choice}": partial(mean_seconds, partial(write, engine, choice))
+        for engine in engines
+        for choice in choices
+    }
+    rounds = list(interleaved(timed, repeats=samples))
+    rows = []
+    for engine in engines:
+        each = {
+            choice: 1e6 * spread([r[f"{engine} {choice}"] for r in rounds])["median"] / new_tokens
+            for choice in choices
+        }
+        rows.append({"engine": engine, **each, "adds": each["sampled"] - each["greedy"]})
+    return {
+        "samples": samples,
+        "new": new_tokens,
+        "same_tokens": all(text == row[0] for row in texts for text in row),
+        "rows": rows,
+    }
+
+
+SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
+
+
+@invariant("speed.sampled")
+def engines_draw_the_same(data: Data) -> None:
+    """The same generator gives the same text with every engine."""
+    assert data["same_tokens"], data["same_tokens"]
+    assert all(row["greedy"] > 0 for row in data["rows"]), data["rows"]
+
+
+@table("speed.sampled", result="speed.sampled")
+def sampled_table(data: Data) -> Table:
+    """Lay out microseconds a token, greedy and sampled, and the difference."""
+    rows = [
+        [f"`{row['engine']}`", *(f"{row[name]:.0f} µs" for name in ("greedy", "sampled", "adds"))]
+        for row in data["rows"]
+    ]
+    return Table(["engine", "greedy", "sampled", "sampling adds"], rows, align="lrrr")
+
+
+# --- What each idea brings ---
+
+
+def _time_steps(decoders: dict[str, Engine], prompt: Tensor, size: Size) -> list[Data]:
+    """Time the steps alone, in turns, and compare each decoder with the first.
+
+    Raises:
+        AssertionError: If one writes another text than the first: it would prove nothing.
+    """
+    new_tokens, samples = size.pick(100, 3), size.pick(21, 2)
+    texts = {name: _greedy(engine, prompt, new_tokens) for name, engine in decoders.items()}
+    first, *others = decoders
+    assert all(texts[name] == texts[first] for name in others), texts
+
+    @torch.inference_mode()
+    def seconds(engine: Engine) -> float:
+        engine.prefill(prompt)
+        tokens = iter([torch.tensor([[token]]) for token in texts[first][:-1]])
+        return mean_seconds(lambda: engine.step(next(tokens)), new_tokens - 1)
+
+    timed = {name: partial(seconds, engine) for name, engine in decoders.items()}
+    rounds = list(interleaved(timed, repeats=samples))
+    return [
+        {
+            "name": name,
+            "microseconds": 1e6 * spread([times[name] for times in rounds])["median"],
+            "ratio": _sum_up(rounds, name, first),
+        }
+        for name in decoders
+    ]
+
+
+def _ideas_table(rows: list[Data], header: str) -> Table:
+    """Lay out one row for each idea that was taken back."""
+    cells = [
+        [row["name"], f"{row['microseconds']:.0f} µs", f"{row['ratio']:.2f} ×"] for row in rows
+    ]
+    return Table([header, "a step", "against the first"], cells, align="lrr")
+
+
+def _plain_matvec(linear: nn.Linear, x: Tensor) -> Tensor:
+    """Multiply by a call into a library, which the compiler cannot look into."""
+    return F.linear(x, linear.weight, linear.bias)
+
+
+@measurement("speed.compiled", kind="measured")
+def compiled(size: Size) -> Data:
+    """Take back one choice of the compiled step at a time."""
+    model, tokenizer = load_pretrained()
+    prompt = torch.tensor([tokenizer.encode(PROMPT)[:16]])
+    decoders: dict[str, Engine] = {"lean, not compiled": Lean(model)}
+    if _to_compile(model, size):
+        decoders = {"as it is": Compiled(model)}
+        thresholds = ("realize_acc_reads_threshold", "realize_opcount_threshold")
+        usual = {name: getattr(torch._inductor.config, name) for name in thresholds}
+        for name, options, matvec in (
+            ("an allocation for each result", {"memory_planning": False}, speed._matvec),
+            ("the usual thresholds: LayerNorm in each row", usual, speed._matvec),
+            ("products as calls of `F.linear`", {}, _plain_matvec),
+        ):
+            with patch.dict(speed.INDUCTOR, options), patch.object(speed, "_matvec", matvec):
+                speed._compile.cache_clear()
+                decoders[name] = Compiled(copy.deepcopy(model))
+        speed._compile.cache_clear()
+    return {"samples": size.pick(21, 2), "rows": _time_steps(decoders, prompt, size)}
+
+
+@invariant("speed.compiled")
+def the_compiled_step_comes_first(data: Data) -> None:
+    """What the others are compared with has the ratio 1, and times are above zero."""
+    assert data["rows"][0]["ratio"] == 1, data["rows"][0]
+    assert all(row["microseconds"] > 0 for row in data["rows"]), data["rows"]
+
+
+@table("speed.compiled", result="speed.compiled")
+def compiled_table(data: Data) -> Table:
+    """Lay out what each choice is worth."""
+    return _ideas_table(data["rows"], "the compiled step")
+
+
+def _exp_of_numpy(x):
+    return np.exp(x)
+
+
+def _gelu_of_numpy(x):
+    for i in range(x.size):
+        u = np.float32(0.7978845608) * x[i] * (np.float32(1) + np.float32(0.044715) * x[i] * x[i])
+        x[i] *= np.float32(0.5) * (np.float32(1) + np.tanh(u))
+
+
+def _norm_of_arrays(x, weight, bias, y):
+    centred = x - x.mean()
+    y[:] = centred / np.sqrt((centred * centred).mean() + np.float32(1e-5)) * weight + bias
+
+
+def _four_rows(weight, x, y):
+    whole = y.size // 4 * 4
+    for i in range(0, whole, 4):
+        a, b, c, d = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        for j in range(x.size):
+            a += weight[i, j] * x[j]
+            b += weight[i + 1, j] * x[j]
+            c += weight[i + 2, j] * x[j]
+            d += weight[i + 3, j] * x[j]
+        y[i] += a
+        y[i + 1] += b
+        y[i + 2] += c
+        y[i + 3] += d
+    for i in range(whole, y.size):
+        total = np.float32(0)
+        for j in range(x.size):
+            total += weight[i, j] * x[j]
+        y[i] += total
+
+
+@measurement("speed.loops", kind="measured")
+def loops(size: Size) -> Data:
+    """Write one of the loops that numba compiles in another way at a time."""
+    model, tokenizer = load_pretrained()
+    prompt = torch.tensor([tokenizer.encode(PROMPT)[:16]])
+    decoders: dict[str, Engine] = {"lean, no loops": Lean(model)}
+    if _to_compile(model, size):
+        decoders = {"as it is": Jitted(model)}
+        for name, loop, other in (
+            ("`np.exp` in place of the polynomial", "_exp", _exp_of_numpy),
+            ("`np.tanh` in the GELU", "_gelu", _gelu_of_numpy),
+            ("LayerNorm of whole arrays", "_norm", _norm_of_arrays),
+            ("four rows of a matrix at once", "_add_matvec", _four_rows),
+        ):
+            decoders[name] = Jitted(model)
+            decoders[name].run = speed._jit(speed.LOOPS | {loop: other}, keep=False)
+    return {"samples": size.pick(21, 2), "rows": _time_steps(decoders, prompt, size)}
+
+
+@invariant("speed.loops")
+def the_loops_come_first(data: Data) -> None:
+    """What the others are compared with has the ratio 1, and times are above zero."""
+    assert data["rows"][0]["ratio"] == 1, data["rows"][0]
+    assert all(row["microseconds"] > 0 for row in data["rows"]), data["rows"]
+
+
+@table("speed.loops", result="speed.loops")
+def loops_table(data: Data) -> Table:
+    """Lay out what each way of writing a loop costs."""
+    return _ideas_table(data["rows"], "the step in plain loops")
+
+
+# --- One matrix, one vector ---
+
+
+def _products(weight: Tensor, bias: Tensor, x: Tensor) -> dict[str, Callable[[], Tensor]]:
+    """Spell `weight @ x + bias` in several ways, each of the shape that its rung uses."""
+    row, stack, column = x.view(1, -1), x.view(1, 1, -1), weight.t().contiguous()
+    return {
+        "F.linear, (1, 1, n)": lambda: F.linear(stack, weight, bias),
+        "F.linear, (1, n)": lambda: F.linear(row, weight, bias),
+        "torch.addmv, (n,)": lambda: torch.addmv(bias, weight, x),
+        "torch.addmm, transposed copy": lambda: torch.addmm(bias, row, column),
+        "(W * x).sum(-1) + b": lambda: (weight * x).sum(-1) + bias,
+    }
+
+
+def _with_onednn(enabled: bool, function: Callable[[], Tensor], calls: int) -> float:
+    """Time a product with oneDNN on or off, in seconds a call."""
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = enabled
+    try:
+        return mean_seconds(function, calls)
+    finally:
+        torch.backends.mkldnn.enabled = before
+
+
+@measurement("speed.matvec", kind="measured")
+def matvec(size: Size) -> Data:
+    """Time one product of the model's largest shape in several spellings."""
+    weight, bias, x = torch.randn(512, 128), torch.randn(512), torch.randn(128)
+    products, calls = _products(weight, bias, x), size.pick(500, 2)
+    samples = size.pick(31, 2)
+    timed = {
+        f"{name} {enabled}": partial(_with_onednn, enabled, product, calls)
+        for name, product in products.items()
+        for enabled in (True, False)
+    }
+    with torch.inference_mode():
+        exact = weight.double() @ x.double() + bias.double()
+        error = max(
+            (product().flatten() - exact).abs().max().item() for product in products.values()
+        )
+        rounds = list(interleaved(timed, repeats=samples))
+    rows = [
+        {
+            "product": name,
+            "microseconds": 1e6 * spread([r[f"{name} True"] for r in rounds])["median"],
+            "without_onednn": 1e6 * spread([r[f"{name} False"] for r in rounds])["median"],
+            "ratio": _sum_up(rounds, f"{name} False", f"{name} True"),
+        }
+        for name in products
+    ]
+    return {"samples": samples, "shape": [512, 128], "error": error, "rows": rows}
+
+
+@invariant("speed.matvec")
+def products_agree(data: Data) -> None:
+    """Every spelling computes the same product, up to rounding."""
+    assert data["error"] < 1e-3, data["error"]
+    assert all(row["microseconds"] > 0 for row in data["rows"]), data["rows"]
+
+
+@table("speed.matvec", result="speed.matvec")
+def matvec_table(data: Data) -> Table:
+    """Lay out microseconds a product, with oneDNN and without."""
+    rows = [
+        [
+            f"`{row['product']}`",
+            f"{row['microseconds']:.1f} µs",
+            f"{row['without_onednn']:.1f} µs",
+            f"{row['ratio']:.2f}",
+        ]
+        for row in data["rows"]
+    ]
+    return Table(["512 × 128 times a vector", "oneDNN on", "off", "off / on"], rows, align="lrrr")

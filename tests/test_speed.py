@@ -1,0 +1,543 @@
+"""The engines: equal logits, texts and reasons to stop, and a way out without a compiler."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lab35 import GPT, ContextLimitError, GPTConfig, KVCache, decode_steps, generate, speed
+from lab35.cli import main
+from lab35.speed import (
+    Compiled,
+    Engine,
+    Jitted,
+    Lean,
+    OneWrite,
+    Recorded,
+    Textbook,
+    cache_folder,
+    choose_engine,
+    new_engine,
+    why_not,
+)
+from lab35.verification import verify
+
+RUNGS = {
+    "textbook": Textbook,
+    "one_write": OneWrite,
+    "lean": Lean,
+    "compiled": Compiled,
+    "numba": Jitted,
+    "recorded": Recorded,
+}
+FAST = ("lean", "compiled", "numba")
+
+
+def or_skip(name: str, model: GPT) -> str:
+    """Skip an engine that this machine cannot have, unless everything is required."""
+    reason = None
+    if name == "numba" and find_spec("numba") is None:
+        reason = "numba is not installed: pip install 'lab35[numba]'"
+    if name == "compiled" and (told := speed._compile(model.config)[1]):
+        reason = (
+            f"nothing can be compiled here, a C++ compiler as of apt install g++ may do: {told}"
+        )
+    if reason and os.environ.get("LAB35_REQUIRE_ALL"):
+        pytest.fail(reason)
+    if reason:
+        pytest.skip(reason)
+    return name
+
+
+@pytest.fixture(params=FAST)
+def engine(request: pytest.FixtureRequest, model: GPT) -> str:
+    """Name each engine that is not the model itself."""
+    return or_skip(request.param, model)
+
+
+@pytest.fixture(params=RUNGS)
+def rung(request: pytest.FixtureRequest, model: GPT, no_recording: None) -> Engine:
+    """Make each rung of the ladder, empty."""
+    return RUNGS[or_skip(request.param, model)](model)
+
+
+@pytest.fixture
+def no_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run what a CUDA graph would repeat: only the recording itself needs a GPU."""
+    monkeypatch.setattr(speed, "_record", lambda run, device: run)
+
+
+def last_logits(model: GPT, idx: Tensor) -> Tensor:
+    """Score the whole text without a cache."""
+    with torch.inference_mode():
+        return model(idx)[0][:, -1]
+
+
+@pytest.mark.parametrize("P", [1, 16, 127])
+def test_every_rung_scores_what_the_uncached_model_scores(
+    model: GPT, passage: list[int], rung: Engine, P: int
+) -> None:
+    """Logits agree at every step up to the last position, and choices wherever they are clear."""
+    idx = torch.tensor([passage[:P]])
+    report = verify(rung, lambda idx: last_logits(model, idx), idx, 129 - P)
+    assert report.passed, report
+    assert report.tokens_equal, "pick a prompt whose choices are clear"
+    assert rung.length == 128
+
+
+@pytest.mark.parametrize("name", [name for name in RUNGS if name != "compiled"])
+def test_rungs_run_models_of_other_sizes(tiny_model: GPT, name: str, no_recording: None) -> None:
+    """Three layers, three heads of five: no number of the reference model is built in."""
+    check_other_sizes(tiny_model, or_skip(name, tiny_model))
+
+
+@pytest.mark.slow
+def test_the_compiled_rung_runs_models_of_other_sizes(tiny_model: GPT) -> None:
+    """As above, where it takes half a minute."""
+    check_other_sizes(tiny_model, or_skip("compiled", tiny_model))
+
+
+def check_other_sizes(model: GPT, name: str) -> None:
+    """Decode to the end of a model's block, and compare."""
+    reference = lambda idx: last_logits(model, idx)  # noqa: E731
+    assert verify(RUNGS[name](model), reference, torch.tensor([[3, 1, 2]]), 79).passed
+
+
+def test_the_loops_that_numba_compiles_are_right_as_plain_python(
+    model: GPT, prompt: Tensor
+) -> None:
+    """Without numba, the same function scores and stores what the model does."""
+    cache = KVCache(model.config, 1)
+    with torch.inference_mode():
+        model(prompt[:, :-1], cache=cache)
+        kv = torch.cat((cache.k, cache.v), dim=1).clone().numpy()  # (L, 2, H, T, D)
+        expected = model(prompt[:, -1:], cache=cache)[0][0, -1]
+    blocks = tuple(speed._arrays(*speed._parts(block)) for block in model.blocks)
+    wte, wpe = model.wte.weight.detach().numpy(), model.wpe.weight.detach().numpy()
+    at, norm = prompt.shape[1] - 1, speed._arrays(model.ln_f)
+    logits = speed._decode(prompt[0, -1].item(), at, wte, wpe, blocks, norm, kv)
+    assert np.abs(logits - expected.numpy()).max() < 1e-4
+    stored = torch.cat((cache.k, cache.v), dim=1).numpy()
+    assert np.abs(kv - stored).max() < 1e-5
+
+
+# --- one suite for every engine ------------------------------------------------------------------
+
+
+CASES = {
+    "greedy": {"P": 16, "N": 100},
+    "nothing": {"P": 5, "N": 0},
+    "one": {"P": 5, "N": 1},
+    "fits": {"P": 120, "N": 9},
+    "limit": {"P": 120, "N": 20},
+    "full": {"P": 128, "N": 20},
+    "refill": {"P": 120, "N": 40, "on_context_limit": "refill"},
+    "long_prompt": {"P": 130, "N": 10, "on_context_limit": "refill"},
+    "small_block": {"P": 10, "N": 10, "block_size": 12},
+    "small_block_refill": {"P": 10, "N": 30, "block_size": 12, "on_context_limit": "refill"},
+    "sampled": {"P": 10, "N": 60, "temperature": 0.8, "top_k": 40, "top_p": 0.95},
+    "sampled_refill": {"P": 100, "N": 60, "temperature": 1.0, "on_context_limit": "refill"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_engines_write_the_same(model: GPT, passage: list[int], engine: str, case: str) -> None:
+    """Tokens, counts and the reason to stop are those of the model itself."""
+    arguments = dict(CASES[case])
+    idx, N = torch.tensor([passage[: arguments.pop("P")]]), arguments.pop("N")
+    made = [
+        generate(
+            model,
+            idx,
+            N,
+            **{"temperature": 0} | arguments,
+            generator=torch.Generator().manual_seed(1337),
+            engine=name,
+        )
+        for name in ("eager", engine)
+    ]
+    assert made[0].tokens.tolist() == made[1].tokens.tolist()
+    for field in ("prompt_length", "stop_reason", "forwards", "token_forwards"):
+        assert getattr(made[0], field) == getattr(made[1], field), field
+
+
+def test_engines_end_at_the_end_of_text(model: GPT, prompt: Tensor, engine: str) -> None:
+    """The token that ends a text ends it under each engine, and at the same place."""
+    text = generate(model, prompt, 12, temperature=0, engine="eager").new_tokens[0].tolist()
+    eos = text[7]
+    made = generate(model, prompt, 12, temperature=0, eos_id=eos, engine=engine)
+    assert made.new_tokens[0].tolist() == text[: text.index(eos) + 1]
+    assert made.stop_reason == "eos"
+
+
+def test_engines_raise_at_the_context_limit(model: GPT, passage: list[int], engine: str) -> None:
+    """The strict policy tells how far it came, and a long prompt is refused at the call."""
+    arguments = {"temperature": 0, "on_context_limit": "raise", "engine": engine}
+    with pytest.raises(ContextLimitError, match="128 positions are used after 9 of 20 tokens"):
+        generate(model, torch.tensor([passage[:120]]), 20, **arguments)
+    with pytest.raises(ContextLimitError, match=r"block_size=128.*got 130"):
+        decode_steps(model, torch.tensor([passage[:130]]), 20, **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"idx": torch.zeros(1, 0, dtype=torch.int64)},
+        {"idx": torch.tensor([[1, 512]])},
+        {"idx": torch.tensor([[1.0]])},
+        {"max_new_tokens": -1},
+        {"temperature": -0.5},
+        {"top_p": 0.0},
+        {"eos_id": 512},
+        {"block_size": 129},
+        {"on_context_limit": "slide"},
+    ],
+)
+def test_engines_refuse_in_the_same_words(model: GPT, engine: str, arguments: dict) -> None:
+    """Bad input is found before an engine is chosen."""
+    told = []
+    for name in ("eager", engine):
+        with pytest.raises(ValueError, match="must") as caught:
+            generate(
+                model,
+                **{"idx": torch.tensor([[1, 2]]), "max_new_tokens": 2, "engine": name} | arguments,
+            )
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+
+
+def test_engines_leave_the_random_state_alone(model: GPT, prompt: Tensor, engine: str) -> None:
+    """With a generator of its own, a text draws nothing from torch's."""
+    before = torch.get_rng_state()
+    generate(model, prompt, 5, generator=torch.Generator().manual_seed(1), engine=engine)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_two_texts_at_once_do_not_mix(model: GPT, prompt: Tensor, engine: str) -> None:
+    """Each iterator has a cache of its own, also where both share one compiled function."""
+    alone = generate(model, prompt, 8, temperature=0, engine=engine).new_tokens[0].tolist()
+    other = decode_steps(model, prompt[:, 1:], 8, temperature=0, engine=engine)
+    mixed = []
+    for step in decode_steps(model, prompt, 8, temperature=0, engine=engine):
+        mixed.append(step.token.item())
+        next(other)
+    assert alone == mixed
+
+
+def test_engines_follow_the_weights(model: GPT, prompt: Tensor, engine: str) -> None:
+    """Weights that change in place, or are replaced, are the ones that the next text runs on."""
+    model = copy.deepcopy(model)
+    generate(model, prompt, 2, temperature=0, engine=engine)
+    with torch.no_grad():
+        model.blocks[1].fc.weight.mul_(1.5)
+    model.blocks[2].proj.weight = nn.Parameter(model.blocks[2].proj.weight.flip(0).clone())
+    texts = [generate(model, prompt, 20, temperature=0, engine=e) for e in ("eager", engine)]
+    assert texts[0].tokens.tolist() == texts[1].tokens.tolist()
+
+
+def test_engines_ignore_the_default_dtype(model: GPT, prompt: Tensor, engine: str) -> None:
+    """Buffers are float32 because the weights are, whatever torch makes by default."""
+    expected = generate(model, prompt, 9, temperature=0, engine="eager")
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = generate(model, prompt, 9, temperature=0, engine=engine)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert expected.tokens.tolist() == found.tokens.tolist()
+
+
+# --- a rung by itself ----------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def test_a_rung_forgets(rung: Engine, prompt: Tensor) -> None:
+    """A reset, or another prompt, leaves nothing of the text before."""
+    expected = Textbook(rung.model).prefill(prompt[:, :4])
+    rung(prompt)
+    rung(prompt[:, :1])
+    assert rung.length == prompt.shape[1] + 1
+    rung.reset()
+    assert rung.length == 0
+    assert torch.equal(rung(prompt[:, :4]), expected)
+    rung(prompt[:, 4:5])
+    assert torch.equal(rung.prefill(prompt[:, :4]), expected)
+    assert rung.length == 4
+
+
+@pytest.mark.parametrize("token", [torch.tensor([[512]]), torch.tensor([[-1]]), torch.tensor([5])])
+@torch.inference_mode()
+def test_a_rung_refuses_what_is_no_token(rung: Engine, prompt: Tensor, token: Tensor) -> None:
+    """A negative id would read the table from its end; the text can go on after the refusal."""
+    rung(prompt)
+    with pytest.raises(ValueError, match=r"token must have shape \(1, 1\) and lie in \[0, 512\)"):
+        rung.step(token)
+    assert rung.length == prompt.shape[1]
+
+
+def test_a_rung_has_so_much_room(model: GPT, prompt: Tensor) -> None:
+    """Beyond `max_len` nothing is written, and a size outside the block is refused."""
+    lean = Lean(model, 11)
+    with torch.inference_mode():
+        lean(prompt)
+        lean(prompt[:, :1])
+        with pytest.raises(ValueError, match="max_len=11"):
+            lean(prompt[:, :1])
+        with pytest.raises(ValueError, match="max_len=5"):
+            Lean(model, 5).prefill(prompt)
+    assert lean.length == 11
+    for wrong in (0, 129):
+        with pytest.raises(ValueError, match=rf"max_len must lie in \[1, 128\], got {wrong}"):
+            Lean(model, wrong)
+
+
+def test_a_rung_asks_for_inference_mode(model: GPT, prompt: Tensor) -> None:
+    """No gradient graph may hold on to a row that is overwritten."""
+    lean = Lean(model)
+    with pytest.raises(RuntimeError, match="inference_mode"):
+        lean(prompt)
+    with torch.inference_mode():
+        lean(prompt)
+    with pytest.raises(RuntimeError, match="inference_mode"):
+        lean(prompt[:, :1])
+
+
+# --- which one runs ------------------------------------------------------------------------------
+
+
+class Own(GPT):
+    """A model that someone has changed."""
+
+
+def hooked(model: GPT) -> GPT:
+    """Watch one part of a model."""
+    model.blocks[0].register_forward_hook(lambda *args: None)
+    return model
+
+
+def patched(model: GPT) -> GPT:
+    """Replace how one part of a model runs."""
+    model.blocks[0].ln_1.forward = lambda x: x
+    return model
+
+
+OBSTACLES = {
+    "rows": (lambda m: m, {"batch_size": 2}, "a batch of 2 rows"),
+    "mask": (lambda m: m, {"key_mask": torch.ones(1, 3, dtype=torch.bool)}, "a key_mask"),
+    "uncached": (lambda m: m, {"use_cache": False}, "use_cache=False"),
+    "subclass": (lambda m: Own(m.config), {}, "a model with a part of its own"),
+    "hook": (hooked, {}, "a model with hooks"),
+    "patch": (patched, {}, "a model with a part of its own"),
+    "callable": (lambda m: len, {}, "a builtin_function_or_method"),
+    "bfloat16": (lambda m: m.to(torch.bfloat16), {}, "weights in torch.bfloat16 on cpu"),
+    "meta": (lambda m: m.to("meta"), {}, "weights in torch.float32 on meta"),
+}
+
+
+@pytest.mark.parametrize("case", OBSTACLES)
+@pytest.mark.parametrize("name", FAST)
+def test_what_only_the_model_can_do_is_left_to_it(tiny_model: GPT, case: str, name: str) -> None:
+    """By default nobody can tell the engines apart; asked for by name, they say why they cannot."""
+    change, arguments, reason = OBSTACLES[case]
+    arguments = {"batch_size": 1} | arguments
+    model = change(copy.deepcopy(tiny_model))
+    assert choose_engine(None, model, **arguments) == "eager"
+    assert choose_engine("eager", model, **arguments) == "eager"
+    with pytest.raises(ValueError, match=f"engine must be 'eager' for {reason}.*got '{name}'"):
+        choose_engine(name, model, **arguments)
+
+
+def test_the_default_is_lean(tiny_model: GPT) -> None:
+    """One text of an unchanged model gets the fastest step that needs nothing else."""
+    assert choose_engine(None, tiny_model, 1) == "lean"
+    seen = []
+    original = Lean._step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lean, "_step", lambda *args: seen.append(1) or original(*args))
+        generate(tiny_model, torch.tensor([[1, 2]]), 5)
+        generate(tiny_model, torch.tensor([[1, 2], [1, 2]]), 5)
+        generate(tiny_model, torch.tensor([[1, 2]]), 5, engine="eager")
+    assert len(seen) == 4
+
+
+def test_on_a_gpu_nothing_is_chosen_that_was_never_run_there(
+    tiny_model: GPT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default the model itself; by name the lean and the recorded step, and never numba."""
+    on_gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(nn.Parameter, "device", on_gpu, raising=False)
+    assert choose_engine(None, tiny_model, 1) == "eager"
+    assert choose_engine("lean", tiny_model, 1) == "lean"
+    assert choose_engine("compiled", tiny_model, 1) == "compiled"
+    with pytest.raises(ValueError, match=r"weights in torch\.float32 on cuda, got 'numba'"):
+        choose_engine("numba", tiny_model, 1)
+
+
+def test_compiled_means_recorded_on_a_gpu(
+    tiny_model: GPT, monkeypatch: pytest.MonkeyPatch, no_recording: None
+) -> None:
+    """The name stays the same, so that `--engine compiled --device cuda` is all there is to say."""
+    monkeypatch.setattr(nn.Parameter, "is_cuda", True, raising=False)
+    assert isinstance(new_engine("compiled", tiny_model), Recorded)
+
+
+@torch.inference_mode()
+def test_the_recorded_step_mixes_no_devices(tiny_model: GPT, no_recording: None) -> None:
+    """All that a graph reads and writes lies beside the weights; meta refuses anything else."""
+    engine = Recorded(copy.deepcopy(tiny_model).to("meta"), 9)
+    logits = engine.prefill(torch.zeros(1, 5, dtype=torch.int64, device="meta"))
+    engine._run()
+    assert (logits.shape, engine.logits.shape) == ((1, 37), (1, 1, 37))
+    assert {logits.device.type, engine.logits.device.type} == {"meta"}
+
+
+def test_a_prompt_on_another_device_is_named(tiny_model: GPT) -> None:
+    """The error says where the prompt is and where it should be."""
+    model = copy.deepcopy(tiny_model).to("meta")
+    with pytest.raises(ValueError, match="idx must be on the model's device meta, got cpu"):
+        generate(model, torch.tensor([[1, 2]]), 2)
+
+
+def test_why_not(tiny_model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None where an engine runs; else the reason, be it the model or the machine."""
+    assert why_not("eager", Own(tiny_model.config)) is None
+    assert why_not("lean", tiny_model) is None
+    assert "part of its own (Own)" in why_not("lean", Own(tiny_model.config))
+    with monkeypatch.context() as patch:
+        patch.setattr(speed, "_jitted", raise_runtime_error)
+        assert why_not("numba", tiny_model) == "no numba here"
+
+
+def raise_runtime_error() -> None:
+    """Fail as an engine that cannot be had does."""
+    raise RuntimeError("no numba here")
+
+
+def test_the_model_goes_where_its_weights_are(tiny_model: GPT) -> None:
+    """On another device the loop's own cache is made there too; meta computes shapes alone."""
+    model = copy.deepcopy(tiny_model).to("meta")
+    cache = KVCache.for_model(model, 1, 9)
+    with torch.inference_mode():
+        model(torch.zeros(1, 5, dtype=torch.int64, device="meta"), cache=cache)
+        logits, _ = model(torch.zeros(1, 1, dtype=torch.int64, device="meta"), cache=cache)
+    assert logits.shape == (1, 1, 37)
+    assert {logits.device.type, cache.k.device.type} == {"meta"}
+    assert cache.length == 6
+
+
+def test_the_command_line_hands_the_engine_on(
+    model: GPT, prompt: Tensor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every engine writes what the model writes, and a refusal is one line and exit code 2."""
+    texts = []
+    for name in ("eager", "lean"):
+        assert main(["generate", "--engine", name, "--max-new-tokens", "20"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != ""
+    for more in (["fast"], ["lean", "--no-cache"], ["lean", "--batch-prompts", "a|b"]):
+        assert main(["generate", "--engine", *more]) == 2
+        error = capsys.readouterr().err
+        assert "lab35: error: engine must be" in error
+        assert more[0] in error
+
+
+def test_unknown_engine(model: GPT, prompt: Tensor) -> None:
+    """The refusal lists what there is."""
+    with pytest.raises(ValueError, match="one of 'eager', 'lean', 'compiled', 'numba', got 'fast'"):
+        decode_steps(model, prompt, 1, engine="fast")
+
+
+# --- without a compiler, without numba -----------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Start with an empty cache folder, and forget what was found or warned of before."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    remembered = (speed._compile, speed._jitted, speed._warn_once)
+    for forget in (*(function.cache_clear for function in remembered), speed._LOADED.clear):
+        forget()
+    yield tmp_path
+    for function in remembered:
+        function.cache_clear()
+
+
+def test_without_a_compiler_lean_runs_with_one_warning(
+    fresh: Path, tiny_model: GPT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text comes all the same, the reason is told once, and nothing half-written stays."""
+    import torch._inductor.config as inductor
+
+    monkeypatch.setattr(inductor.cpp, "cxx", (None, "no-such-compiler"))
+    before = torch.get_rng_state()
+    idx = torch.tensor([[1, 2, 3]])
+    with pytest.warns(RuntimeWarning, match="'compiled' is not to be had.*'lean' runs") as warned:
+        texts = [generate(tiny_model, idx, 9, temperature=0, engine="compiled") for _ in range(2)]
+    assert len([w for w in warned if w.category is RuntimeWarning]) == 1
+    expected = generate(tiny_model, idx, 9, temperature=0, engine="eager")
+    assert texts[0].tokens.tolist() == texts[1].tokens.tolist() == expected.tokens.tolist()
+    assert not any(cache_folder().iterdir())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_cache_folder_that_cannot_be_made(
+    fresh: Path, tiny_model: GPT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read-only home is no reason to write no text."""
+    (fresh / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
+    with pytest.warns(RuntimeWarning, match="NotADirectoryError|FileExistsError"):
+        assert isinstance(new_engine("compiled", tiny_model), Lean)
+
+
+def test_a_damaged_file_is_no_end(fresh: Path, tiny_model: GPT) -> None:
+    """What cannot be loaded is told with its path, and lean runs."""
+    path = cache_folder() / f"decode-{speed._key(tiny_model.config)}.pt2"
+    path.parent.mkdir()
+    path.write_bytes(b"not a package")
+    with pytest.warns(RuntimeWarning, match=path.name):
+        assert isinstance(new_engine("compiled", tiny_model), Lean)
+
+
+def test_without_numba_lean_runs_with_one_warning(
+    fresh: Path, tiny_model: GPT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An extra that is not installed is named."""
+    monkeypatch.setitem(sys.modules, "numba", None)
+    with pytest.warns(RuntimeWarning, match=r"'numba' is not to be had.*lab35\[numba\]") as warned:
+        engines = [new_engine("numba", tiny_model) for _ in range(2)]
+    assert len(warned) == 1
+    assert all(isinstance(engine, Lean) for engine in engines)
+
+
+def test_the_compiled_file_is_named_after_what_it_depends_on(
+    model: GPT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another torch, processor, size or step is another file; other weights are not."""
+    keys = [speed._key(model.config), speed._key(GPTConfig(n_layer=5))]
+    assert speed._key(GPTConfig()) == keys[0]
+    for name, value in (("_processor", lambda: "another"), ("INDUCTOR", {})):
+        with monkeypatch.context() as patch:
+            patch.setattr(speed, name, value)
+            keys.append(speed._key(model.config))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "0.0")
+        keys.append(speed._key(model.config))
+    assert len(set(keys)) == len(keys)
+
+
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The folder follows the convention of the platform's users."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "lab35"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "lab35"
