@@ -46,7 +46,7 @@ def or_skip(name: str, model: GPT) -> str:
     """Skip an engine that this machine cannot have, unless everything is required."""
     reason = None
     if name == "numba" and find_spec("numba") is None:
-        reason = "numba is not installed: pip install 'lab35[numba]'"
+        reason = "numba is not installed: pip install numba"
     if name == "compiled" and (told := speed._compile(model.config)[1]):
         reason = (
             f"nothing can be compiled here, a C++ compiler as of apt install g++ may do: {told}"
@@ -512,7 +512,7 @@ def test_without_numba_lean_runs_with_one_warning(
 ) -> None:
     """An extra that is not installed is named."""
     monkeypatch.setitem(sys.modules, "numba", None)
-    with pytest.warns(RuntimeWarning, match=r"'numba' is not to be had.*lab35\[numba\]") as warned:
+    with pytest.warns(RuntimeWarning, match="not to be had.*pip install numba") as warned:
         engines = [new_engine("numba", tiny_model) for _ in range(2)]
     assert len(warned) == 1
     assert all(isinstance(engine, Lean) for engine in engines)

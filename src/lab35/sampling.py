@@ -109,14 +109,21 @@ def filtered_logits(
 
     # Subtract first: the highest logit is then 0 / temperature, and no temperature overflows it.
     limits = torch.finfo(logits.dtype)
-    scaled = (logits - best) / min(max(temperature, limits.tiny), limits.max)
+    divisor = min(max(temperature, limits.tiny), limits.max)
     if top_k is None and (top_p is None or top_p == 1):
-        return scaled
-    # Rank the logits as they came: rounding may have made two of the scaled ones equal. The sort is
+        return (logits - best) / divisor
+    # Rank the logits as they came: rounding may make two of the scaled ones equal. The sort is
     # stable, so that equal logits stay in the order of their ids, as in argmax.
-    order = logits.argsort(dim=-1, descending=True, stable=True)
-    kept = _kept(scaled.gather(-1, order), top_k, top_p)
-    return scaled.masked_fill(~torch.zeros_like(kept).scatter(-1, order, kept), -math.inf)
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    ordered = (ordered - best) / divisor
+    if top_k is not None:
+        ordered[:, top_k:] = -math.inf
+    if top_p is not None and top_p < 1:
+        probs = ordered.softmax(dim=-1)
+        dropped = probs.cumsum(dim=-1) - probs >= top_p  # the mass before each token
+        dropped[:, 0] = False  # whatever p rounds to
+        ordered = ordered.masked_fill(dropped, -math.inf)
+    return torch.empty_like(ordered).scatter_(-1, order, ordered)
 
 
 def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,19 +134,6 @@ def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
     if not all(math.isfinite(value) for (value,) in best.tolist()):  # cheaper than torch's
         raise ValueError("logits must hold no NaN and no +inf, and a finite value in each row")
     return best, token
-
-
-def _kept(ordered: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Mark what both filters keep of logits in descending order: bool, shape (B, V)."""
-    kept = torch.ones_like(ordered, dtype=torch.bool)
-    if top_k is not None:
-        kept[:, top_k:] = False
-    if top_p is not None and top_p < 1:
-        probs = ordered.masked_fill(~kept, -math.inf).softmax(dim=-1)
-        mass_before = probs.cumsum(dim=-1) - probs
-        kept &= mass_before < top_p
-        kept[:, 0] = True  # whatever p rounds to
-    return kept
 
 
 def check_sampling(

@@ -621,7 +621,7 @@ def _decode(
 class Jitted(Engine):
     """The decode step in plain loops, which numba turns into machine code at the first call.
 
-    It needs `pip install "lab35[numba]"` and no C++ compiler. The first call takes some seconds;
+    It needs `pip install numba` and no C++ compiler. The first call takes some seconds;
     the result is kept in the user's cache folder.
 
     Args:
@@ -670,7 +670,7 @@ def _jit(loops: Mapping[str, Callable], *, keep: bool) -> Callable[..., np.ndarr
     try:
         import numba
     except ImportError as error:
-        raise RuntimeError(f"{error}; pip install 'lab35[numba]'") from None
+        raise RuntimeError(f"{error}; pip install numba") from None
     # Compiled functions call compiled ones, so each is defined again, in a namespace of their own.
     # The ones above stay plain Python, to be stepped through, and nothing imports numba before.
     names = dict(globals())

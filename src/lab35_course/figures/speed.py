@@ -26,7 +26,7 @@ def speed_ladder(ladder: Data) -> Figure:
             linewidth=0.8,
         )
         axes.annotate(
-            f"{time:.0f} µs",
+            f"{time:,.0f} µs",
             (time, place),
             xytext=(6, 0),
             textcoords="offset points",
@@ -50,6 +50,6 @@ def speed_ladder(ladder: Data) -> Figure:
     axes.set_yticklabels([row["rung"] for row in rungs])
     axes.tick_params(axis="y", length=0)
     ticks = [tick for tick in (20, 50, 100, 200, 500, 1000) if axes.get_xlim()[0] <= tick]
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
     return drawing

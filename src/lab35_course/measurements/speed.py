@@ -167,8 +167,8 @@ def ladder_table(data: Data) -> Table:
         [
             row["rung"],
             REMOVES[row["rung"]],
-            f"{row['microseconds']:.0f} µs",
-            f"{1e6 * row['seconds']['min'] / data['new']:.0f} µs",
+            f"{row['microseconds']:,.0f} µs",
+            f"{1e6 * row['seconds']['min'] / data['new']:,.0f} µs",
             "" if row["rung"] == "no cache" else f"{row['gigabytes']:.1f} GB/s",
             f"{row['of_textbook']:.2f}",
             f"{row['of_floor']:.2f} ×",
@@ -263,8 +263,8 @@ def peers_table(data: Data) -> Table:
     rows = [
         [
             row["loop"],
-            f"{row['microseconds']:.0f} µs",
-            f"{row['fastest']:.0f} µs",
+            f"{row['microseconds']:,.0f} µs",
+            f"{row['fastest']:,.0f} µs",
             f"{row['than_uncached']:.1f} ×",
             f"{row['than_transformers']:.1f} ×",
         ]
@@ -369,7 +369,7 @@ def _time_steps(decoders: dict[str, Engine], prompt: Tensor, size: Size) -> list
 def _ideas_table(rows: list[Data], header: str) -> Table:
     """Lay out one row for each idea that was taken back."""
     cells = [
-        [row["name"], f"{row['microseconds']:.0f} µs", f"{row['ratio']:.2f} ×"] for row in rows
+        [row["name"], f"{row['microseconds']:,.0f} µs", f"{row['ratio']:.2f} ×"] for row in rows
     ]
     return Table([header, "a step", "against the first"], cells, align="lrr")
 
