@@ -39,6 +39,7 @@ test-slow: $(READY) ## Run the tests that take minutes.
 .PHONY: tables
 tables: $(READY) ## Measure everything on this machine, and write the tables into the pages.
 	$(PYTHON) scripts/tables.py $(ARGS)
+	$(PYTHON) scripts/figures.py
 
 .PHONY: outputs
 outputs: $(READY) ## Run the fences, and write what they print into the pages.

@@ -331,7 +331,11 @@ def patched(model: GPT) -> GPT:
 
 OBSTACLES = {
     "rows": (lambda m: m, {"batch_size": 2}, "a batch of 2 rows"),
-    "mask": (lambda m: m, {"key_mask": torch.ones(1, 3, dtype=torch.bool)}, "a key_mask"),
+    "mask": (
+        lambda m: m,
+        {"key_mask": torch.ones(1, 3, dtype=torch.bool)},
+        "padding, which a key_mask tells",
+    ),
     "uncached": (lambda m: m, {"use_cache": False}, "use_cache=False"),
     "subclass": (lambda m: Own(m.config), {}, "a model with a part of its own"),
     "hook": (hooked, {}, "a model with hooks"),
@@ -442,11 +446,38 @@ def test_the_command_line_hands_the_engine_on(
         assert main(["generate", "--engine", name, "--max-new-tokens", "20"]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] != ""
-    for more in (["fast"], ["lean", "--no-cache"], ["lean", "--batch-prompts", "a|b"]):
+    for more, told in (
+        (["fast"], "engine must be one of"),
+        (["lean", "--no-cache"], "engine must be 'eager' for use_cache=False, got 'lean'"),
+        (["lean", "--batch-prompts", "a|b"], "--batch-prompts must stand without --engine lean"),
+    ):
         assert main(["generate", "--engine", *more]) == 2
-        error = capsys.readouterr().err
-        assert "lab35: error: engine must be" in error
-        assert more[0] in error
+        assert f"lab35: error: {told}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["verify", "generate --verify"])
+def test_the_command_line_verifies_the_engine_that_it_runs(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault in the lean step is the lean engine's alone, and `lean` is what runs by default."""
+    monkeypatch.setattr(Lean, "_step", lambda self, token, at: torch.zeros(512))
+    codes = {}
+    for more in ("", " --engine lean", " --engine eager"):
+        codes[more] = main(f"{command}{more}".split())
+    assert codes == {"": 1, " --engine lean": 1, " --engine eager": 0}
+
+
+def test_the_command_line_warns_on_one_line(
+    fresh: Path, no_compiler: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a compiler the text comes all the same, after one line that says what runs."""
+    assert main(["generate", "--engine", "compiled", "--max-new-tokens", "3"]) == 0
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert lines[0].startswith("lab35: warning: engine='compiled' is not to be had here")
+    assert lines[1] == "Sherlock Holmes"
+    assert len(lines) == 2
+    assert out.strip()
 
 
 def test_unknown_engine(model: GPT, prompt: Tensor) -> None:
@@ -470,13 +501,19 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         function.cache_clear()
 
 
-def test_without_a_compiler_lean_runs_with_one_warning(
-    fresh: Path, tiny_model: GPT, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The text comes all the same, the reason is told once, and nothing half-written stays."""
+@pytest.fixture
+def no_compiler() -> Iterator[None]:
+    """Hide every C++ compiler from torch."""
     import torch._inductor.config as inductor
 
-    monkeypatch.setattr(inductor.cpp, "cxx", (None, "no-such-compiler"))
+    with inductor.patch({"cpp.cxx": (None, "no-such-compiler")}):
+        yield
+
+
+def test_without_a_compiler_lean_runs_with_one_warning(
+    fresh: Path, no_compiler: None, tiny_model: GPT
+) -> None:
+    """The text comes all the same, the reason is told once, and nothing half-written stays."""
     before = torch.get_rng_state()
     idx = torch.tensor([[1, 2, 3]])
     with pytest.warns(RuntimeWarning, match="'compiled' is not to be had.*'lean' runs") as warned:

@@ -18,6 +18,7 @@ import json
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +39,7 @@ from lab35.loop import decode_steps
 from lab35.loop import generate as run_generate
 from lab35.model import GPT
 from lab35.sampling import check_sampling
-from lab35.speed import EngineName, why_not
+from lab35.speed import EngineName, choose_engine, new_engine, why_not
 from lab35.streaming import generate_stream
 from lab35.timing import (
     Latency,
@@ -51,7 +52,7 @@ from lab35.timing import (
 )
 from lab35.tokenizer import Tokenizer
 from lab35.trace import Trace, trace_step
-from lab35.verification import verify_cache
+from lab35.verification import VerifyReport, verify_cache
 
 __all__ = ["app", "main"]
 
@@ -97,6 +98,13 @@ CheckpointOption = Annotated[
 ]
 DeviceOption = Annotated[
     str, typer.Option("--device", help="Where to run: cpu, or cuda where torch sees a GPU.")
+]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        help="Run the cached steps with eager, lean, compiled or numba; lean if it can be.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -168,12 +176,7 @@ def generate(
         ),
     ] = None,
     cache: Annotated[bool, typer.Option(help="Keep keys and values, or recompute them.")] = True,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="Run the cached steps with eager, lean, compiled or numba; lean if it can be."
-        ),
-    ] = None,
+    engine: EngineOption = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Hold the cache against the uncached model too.")
     ] = False,
@@ -195,6 +198,7 @@ def generate(
     """
     settings = _Settings(temperature, top_k, top_p, max_new_tokens, seed)
     model, tokenizer = _load(checkpoint, device)
+    engine = _ready(engine, model, batch=batch_prompts is not None, use_cache=cache)
     loop = {"use_cache": cache, "engine": engine}
     if batch_prompts is None:
         show = (
@@ -224,7 +228,7 @@ def generate(
                 print(completion, flush=True)
             _note(f"batch: each row {'IS' if result['batch_consistent'] else 'IS NOT'} its own run")
 
-    reports = [_verify(model, tokenizer, text, max_new_tokens) for text in texts if verify]
+    reports = [_verify(model, tokenizer, text, max_new_tokens, engine) for text in texts if verify]
     if verify:
         result["verify"] = [report.as_dict() for report in reports]
         if batch_prompts is None:
@@ -284,6 +288,7 @@ def verify(
     prompt: PromptOption = None,
     prompt_file: FileOption = None,
     steps: Annotated[int, typer.Option(help="Tokens to decode.")] = 64,
+    engine: EngineOption = None,
     checkpoint: CheckpointOption = None,
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
@@ -294,7 +299,7 @@ def verify(
     """
     model, tokenizer = _load(checkpoint, device)
     idx = _encode(model, tokenizer, _read_prompt(prompt, prompt_file))
-    report = verify_cache(model, idx, steps)
+    report = verify_cache(model, idx, steps, engine=_ready(engine, model))
     print(json.dumps(report.as_dict()) if as_json else report.summary())
     return int(not report.passed)
 
@@ -424,7 +429,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0, 1 when a check failed, 2 after bad input, 130 after Ctrl-C.
     """
     try:
-        status = app(arguments, prog_name="lab35", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            status = app(arguments, prog_name="lab35", standalone_mode=False)
         sys.stdout.flush()
         return status or 0
     except TyperException as error:
@@ -448,6 +455,21 @@ def _load(checkpoint: Path | None, device: str) -> tuple[GPT, Tokenizer]:
         raise ValueError(f"device must be one of {', '.join(seen)}, got {device!r}")
     model, tokenizer = load_pretrained(checkpoint)
     return model.to(device), tokenizer
+
+
+def _ready(
+    engine: EngineName | None, model: GPT, *, batch: bool = False, use_cache: bool = True
+) -> EngineName:
+    """Choose the engine, and have compiled what must be before a text begins.
+
+    A batch is padded, if only by nothing, and padding is left to the model itself.
+    """
+    if batch and engine not in (None, "eager"):
+        raise ValueError(f"--batch-prompts must stand without --engine {engine}, got both")
+    name = "eager" if batch else choose_engine(engine, model, 1, use_cache=use_cache)
+    if name != "eager":
+        new_engine(name, model)
+    return name
 
 
 # --- texts ---------------------------------------------------------------------------------------
@@ -556,10 +578,12 @@ def _result(prompt: Any, completion: Any, stop_reason: str | None, **more: Any) 
     return {"prompt": prompt, "completion": completion, "stop_reason": stop_reason} | empty | more
 
 
-def _verify(model: GPT, tokenizer: Tokenizer, prompt: str, steps: int) -> Any:
+def _verify(
+    model: GPT, tokenizer: Tokenizer, prompt: str, steps: int, engine: EngineName
+) -> VerifyReport:
     idx = _encode(model, tokenizer, prompt)
     room = model.config.block_size + 1 - idx.shape[1]
-    return verify_cache(model, idx, max(1, min(steps, room)))
+    return verify_cache(model, idx, max(1, min(steps, room)), engine=engine)
 
 
 def _benchmark(
@@ -567,7 +591,7 @@ def _benchmark(
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     settings: _Settings,
-    engine: EngineName | None,
+    engine: EngineName,
 ) -> dict[str, Any]:
     """Time the same texts with and without the cache, in turns."""
     rows = [_encode(model, tokenizer, prompt)[0].tolist() for prompt in prompts]
@@ -586,6 +610,7 @@ def _benchmark(
         "rows": len(rows),
         "prompt_tokens": idx.shape[1],
         "new_tokens": new,
+        "engine": engine,
         "threads": timed["threads"],
         "rounds": timed["samples"],
         "cached_seconds": cached["seconds"]["median"],
@@ -599,8 +624,8 @@ def _benchmark_line(told: dict[str, Any]) -> str:
     return (
         f"benchmark: {told['rows']} × {told['new_tokens']} greedy tokens, "
         f"{told['threads']} threads, median of {told['rounds']}: "
-        f"{told['tokens_per_second']:,.0f} tokens a second with the cache, "
-        f"{told['speedup']:.1f} times faster than without"
+        f"{told['tokens_per_second']:,.0f} tokens a second with the cache and the "
+        f"{told['engine']} engine, {told['speedup']:.1f} times faster than without both"
     )
 
 
@@ -612,7 +637,7 @@ def _time_text(model: GPT, idx: Tensor, new: int, options: dict[str, Any]) -> La
 def _bench_table(told: dict[str, Any]) -> str:
     """Lay out a benchmark for people: medians, and the fastest time per output token."""
     lines = [
-        f"{told['prompt_tokens']} prompt tokens, {told['new_tokens']} greedy ones, "
+        f"prompt tokens: {told['prompt_tokens']}, greedy tokens: {told['new_tokens']}, "
         f"{told['device']}, threads: {told['threads']}, torch {told['torch']}, "
         f"median of {told['samples']}",
         "",
@@ -622,18 +647,25 @@ def _bench_table(told: dict[str, Any]) -> str:
         later = variant["time_per_output_token"]
         cells = [
             _milliseconds(variant["time_to_first_token"]["median"]),
-            _milliseconds(later["median"]) if later else "none",
-            _milliseconds(later["min"]) if later else "none",
+            _microseconds(later["median"]) if later else "none",
+            _microseconds(later["min"]) if later else "none",
             f"{variant['tokens_per_second']['median']:,.0f}",
             f"{variant['speedup']['median']:.2f} ×",
         ]
         lines.append(" ".join([f"{name:<12}", *(f"{cell:>10}" for cell in cells)]))
-    verdict = "the same text" if told["same_tokens"] else "DIFFERENT TEXTS: not the same work"
-    return "\n".join([*lines, "", f"all loops wrote {verdict}"])
+    if not told["same_tokens"]:
+        lines += ["", "DIFFERENT TEXTS: not the same work"]
+    elif len(told["variants"]) > 1:
+        lines += ["", "all wrote the same text"]
+    return "\n".join(lines)
 
 
 def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:,.2f} ms"
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{1e6 * seconds:,.0f} µs"
 
 
 # --- words in, words out -------------------------------------------------------------------------
@@ -689,6 +721,10 @@ def _at_the_end(show: Callable[[str | None], None]) -> Callable[[str | None], No
 
 def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _warn(message: object, *_: object) -> None:
+    _note(f"lab35: warning: {_one_line(message)}")
 
 
 def _one_line(message: object) -> str:

@@ -341,28 +341,32 @@ class Compiled(Engine):
         return logits
 
 
-_LOADED: WeakKeyDictionary[GPT, tuple[Any, dict[str, Tensor]]] = WeakKeyDictionary()
+_LOADED: WeakKeyDictionary[GPT, tuple[Any, list[int], dict[str, Tensor]]] = WeakKeyDictionary()
 """The compiled step of each model that is alive: loading a file takes as long as a short text.
 
-Beside it stand the tensors that it points at, so that they live as long."""
+Beside it stand the addresses of the weights that it points at, and these weights, so that they live
+as long."""
 
 
 def _bound(model: GPT) -> Any:
-    """Load the compiled step and point it at the weights that the model has now."""
-    if model not in _LOADED:
+    """Load the compiled step, and point it at the weights that the model has now."""
+    loaded, bound_to, _ = _LOADED.get(model, (None, None, {}))
+    addresses = [weight.data_ptr() for weight in model.parameters()]
+    if addresses == bound_to:
+        return loaded.loader.run
+    if loaded is None:
         path, reason = _compile(model.config)
         if path is None:
             raise RuntimeError(reason)
         try:
-            _LOADED[model] = torch._inductor.aoti_load_package(str(path)), {}
+            loaded = torch._inductor.aoti_load_package(str(path))
         except Exception as error:  # whatever a damaged file does to the loader
             raise RuntimeError(f"{path} cannot be loaded, delete it: {error}") from None
-    loaded, _ = _LOADED[model]
     step = _Step(model)
     weights = dict(step.named_parameters()) | dict(step.named_buffers())
     constants = {name: weights[name].detach() for name in loaded.get_constant_fqns()}
     loaded.load_constants(constants, check_full_update=True, user_managed=True)
-    _LOADED[model] = loaded, constants
+    _LOADED[model] = loaded, addresses, constants
     return loaded.loader.run
 
 
@@ -634,10 +638,18 @@ class Jitted(Engine):
 
     def __init__(self, model: GPT, max_len: int | None = None) -> None:
         super().__init__(model, max_len)
-        self.run = _jitted()
         blocks = tuple(_arrays(*_parts(block)) for block in model.blocks)
         wte, wpe = (table.weight.detach().numpy() for table in (model.wte, model.wpe))
         self.weights = (wte, wpe, blocks, _arrays(model.ln_f))
+        self.run = _jitted()
+        if not self.run.signatures:  # the first step of a process compiles, or reads what was kept
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        config, console = self.config, Console(stderr=True)
+        sizes = (config.n_layer, 2, config.n_head, 1, config.head_dim)
+        with console.status("getting the loops ready; the first time takes some seconds"):
+            self.run(0, 0, *self.weights, np.zeros(sizes, f32))
 
     def _store(self, k: Tensor, v: Tensor) -> None:
         room = (0, 0, 0, self.max_len - k.shape[3])
@@ -825,7 +837,7 @@ def _obstacle(
     if batch_size != 1:
         return f"a batch of {batch_size} rows"
     if key_mask is not None:
-        return "a key_mask"
+        return "padding, which a key_mask tells"
     if not isinstance(model, GPT):
         return f"a {type(model).__name__}"
     for module in model.modules():

@@ -27,6 +27,7 @@ from torch import Tensor
 from lab35.cache import KVCache
 from lab35.loop import check_prompt
 from lab35.model import GPT, evaluating
+from lab35.speed import EngineName, choose_engine, new_engine
 
 __all__ = ["Divergence", "VerifyReport", "verify", "verify_cache"]
 
@@ -186,7 +187,9 @@ class VerifyReport:
         }
 
 
-def verify_cache(model: GPT, idx: Tensor, steps: int, *, atol: float = 1e-4) -> VerifyReport:
+def verify_cache(
+    model: GPT, idx: Tensor, steps: int, *, atol: float = 1e-4, engine: EngineName = "eager"
+) -> VerifyReport:
     """Decode greedily with a cache, and run every prefix again without one.
 
     Dropout is off meanwhile; the model's mode is as it was afterwards.
@@ -197,13 +200,14 @@ def verify_cache(model: GPT, idx: Tensor, steps: int, *, atol: float = 1e-4) -> 
         steps: Tokens a row to decode. The first is the prefill's; the cache is read from the
             second on.
         atol: See `verify`.
+        engine: What decodes: the model itself, or one of the engines of `lab35.speed`.
 
     Returns:
         The report. A fault in the logits is reported; what the model itself raises is raised.
 
     Raises:
-        ValueError: If `idx` is no prompt for the model, `atol` is not positive, or `steps` is
-            below 1 or beyond the last position.
+        ValueError: If `idx` is no prompt for the model, `atol` is not positive, `steps` is below 1
+            or beyond the last position, or the engine cannot run this.
     """
     check_prompt(model, idx)
     P, block_size = idx.shape[1], model.config.block_size
@@ -215,15 +219,16 @@ def verify_cache(model: GPT, idx: Tensor, steps: int, *, atol: float = 1e-4) -> 
             f"steps must lie in [1, {room}] for a prompt of {P} in a block of {block_size}, "
             f"got {steps}"
         )
-    cache = KVCache.for_model(model, idx.shape[0])
+    choose_engine(engine, model, len(idx))
+    decode = _cached(model, len(idx)) if engine == "eager" else new_engine(engine, model)
     with evaluating(model):
-        return verify(
-            lambda new: model(new, cache=cache)[0][:, -1],
-            lambda tokens: model(tokens)[0][:, -1],
-            idx,
-            steps,
-            atol=atol,
-        )
+        return verify(decode, lambda tokens: model(tokens)[0][:, -1], idx, steps, atol=atol)
+
+
+def _cached(model: GPT, batch_size: int) -> Callable[[Tensor], Tensor]:
+    """Let the model itself decode, with a cache of its own."""
+    cache = KVCache.for_model(model, batch_size)
+    return lambda new: model(new, cache=cache)[0][:, -1]
 
 
 @torch.inference_mode()
