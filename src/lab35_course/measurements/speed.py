@@ -171,11 +171,19 @@ def ladder_table(data: Data) -> Table:
             f"{1e6 * row['seconds']['min'] / data['new']:,.0f} µs",
             "" if row["rung"] == "no cache" else f"{row['gigabytes']:.1f} GB/s",
             f"{row['of_textbook']:.2f}",
-            f"{row['of_floor']:.2f} ×",
+            f"{row['of_floor']:.2f}",
         ]
         for row in data["rows"]
     ]
-    headers = ["rung", "removes", "a token", "fastest", "weights read", "of textbook", "of floor"]
+    headers = [
+        "rung",
+        "removes",
+        "a token",
+        "fastest",
+        "weights read",
+        "times the textbook",
+        "times the floor",
+    ]
     return Table(headers, rows, align="llrrrrr")
 
 
@@ -224,9 +232,15 @@ def peers(size: Size) -> Data:
         texts[f"lab35, {name}"] = lambda name=name: ours(engine=name).tokens
     if size is Size.FULL and find_spec("onnxruntime") and find_spec("onnxscript"):
         texts["onnxruntime, growing cache"] = partial(to_onnx_runtime(model), prompt, new_tokens)
+    bare = {
+        f"lab35, {name}": partial(_greedy, RUNGS[name](model), prompt, new_tokens)
+        for name in engines
+        if name != "eager"
+    }
     with warnings.catch_warnings(action="ignore"):
         written = [write() for write in texts.values()]
         timed = {name: partial(mean_seconds, write) for name, write in texts.items()}
+        timed |= {f"{name}, bare": partial(mean_seconds, write) for name, write in bare.items()}
         rounds = list(interleaved(timed, repeats=samples, warmup=size.pick(2, 1)))
     told = compare(rounds)["variants"]
     rows = [
@@ -236,6 +250,11 @@ def peers(size: Size) -> Data:
             "fastest": 1e6 * told[name]["seconds"]["min"] / new_tokens,
             "than_uncached": _sum_up(rounds, "lab35, no cache", name),
             "than_transformers": _sum_up(rounds, "transformers, DynamicCache", name),
+            "loop_adds": None
+            if name not in bare
+            else 1e6
+            * spread([times[name] - times[f"{name}, bare"] for times in rounds])["median"]
+            / new_tokens,
         }
         for name in texts
     ]
@@ -279,33 +298,31 @@ def peers_table(data: Data) -> Table:
 
 @measurement("speed.sampled", kind="measured")
 def sampled(size: Size) -> Data:
-    """Time each engine as it writes greedily and as it draws, in turns."""
+    """Time each engine as it writes greedily, draws, and draws from what filters leave."""
     model, tokenizer = load_pretrained()
     prompt = torch.tensor([tokenizer.encode(PROMPT)[:16]])
     new_tokens, samples = size.pick(100, 3), size.pick(21, 1)
     engines = ["eager", "lean", *_to_compile(model, size)]
-    choices = {
-        "greedy": lambda: {"temperature": 0},
-        "sampled": lambda: {**SAMPLED, "generator": torch.Generator().manual_seed(1337)},
-    }
 
     def write(engine: EngineName, choice: str) -> Tensor:
-        return generate(model, prompt, new_tokens, engine=engine, **choices[choice]()).tokens
+        generator = torch.Generator().manual_seed(1337)
+        how = {"engine": engine, "generator": generator, **CHOICES[choice]}
+        return generate(model, prompt, new_tokens, **how).tokens
 
-    texts = [[write(engine, choice).tolist() for engine in engines] for choice in choices]
+    texts = [[write(engine, choice).tolist() for engine in engines] for choice in CHOICES]
     timed = {
         f"{engine} {choice}": partial(mean_seconds, partial(write, engine, choice))
         for engine in engines
-        for choice in choices
+        for choice in CHOICES
     }
     rounds = list(interleaved(timed, repeats=samples))
     rows = []
     for engine in engines:
         each = {
             choice: 1e6 * spread([r[f"{engine} {choice}"] for r in rounds])["median"] / new_tokens
-            for choice in choices
+            for choice in CHOICES
         }
-        rows.append({"engine": engine, **each, "adds": each["sampled"] - each["greedy"]})
+        rows.append({"engine": engine, **each, "adds": each["filtered"] - each["greedy"]})
     return {
         "samples": samples,
         "new": new_tokens,
@@ -314,7 +331,11 @@ def sampled(size: Size) -> Data:
     }
 
 
-SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95}
+CHOICES = {
+    "greedy": {"temperature": 0},
+    "drawn": {"temperature": 0.8},
+    "filtered": {"temperature": 0.8, "top_k": 40, "top_p": 0.95},
+}
 
 
 @invariant("speed.sampled")
@@ -326,12 +347,13 @@ def engines_draw_the_same(data: Data) -> None:
 
 @table("speed.sampled", result="speed.sampled")
 def sampled_table(data: Data) -> Table:
-    """Lay out microseconds a token, greedy and sampled, and the difference."""
+    """Lay out microseconds a token for each way to choose, and what the last one adds."""
     rows = [
-        [f"`{row['engine']}`", *(f"{row[name]:.0f} µs" for name in ("greedy", "sampled", "adds"))]
+        [f"`{row['engine']}`", *(f"{row[name]:.0f} µs" for name in (*CHOICES, "adds"))]
         for row in data["rows"]
     ]
-    return Table(["engine", "greedy", "sampled", "sampling adds"], rows, align="lrrr")
+    headers = ["engine", "greedy", "temperature", "top-k and top-p too", "all of it adds"]
+    return Table(headers, rows, align="lrrrr")
 
 
 # --- What each idea brings ---
@@ -371,7 +393,18 @@ def _ideas_table(rows: list[Data], header: str) -> Table:
     cells = [
         [row["name"], f"{row['microseconds']:,.0f} µs", f"{row['ratio']:.2f} ×"] for row in rows
     ]
-    return Table([header, "a step", "against the first"], cells, align="lrr")
+    return Table([header, "a step", "times the first"], cells, align="lrr")
+
+
+class _JustInTime(Compiled):
+    """The same step through `torch.compile`, which looks at its arguments before each call."""
+
+    def __init__(self, model: GPT) -> None:
+        super().__init__(model)
+        ahead_of_time = ("memory_planning", "aot_inductor.package_constants_in_so")
+        options = {k: v for k, v in speed.INDUCTOR.items() if k not in ahead_of_time}
+        step = torch.compile(speed._Step(model), options=options)
+        self.run = lambda inputs: step(*inputs)
 
 
 def _plain_matvec(linear: nn.Linear, x: Tensor) -> Tensor:
@@ -398,6 +431,7 @@ def compiled(size: Size) -> Data:
                 speed._compile.cache_clear()
                 decoders[name] = Compiled(copy.deepcopy(model))
         speed._compile.cache_clear()
+        decoders["`torch.compile` at run time"] = _JustInTime(model)
     return {"samples": size.pick(21, 2), "rows": _time_steps(decoders, prompt, size)}
 
 
@@ -479,6 +513,80 @@ def the_loops_come_first(data: Data) -> None:
 def loops_table(data: Data) -> Table:
     """Lay out what each way of writing a loop costs."""
     return _ideas_table(data["rows"], "the step in plain loops")
+
+
+def _no_attend(q, keys, values, p, y):
+    y[:] = q
+
+
+def _no_matvec(weight, x, y):
+    y[0] += x[0]
+
+
+def _no_decode(token, at, wte, wpe, blocks, ln_f, kv):
+    return np.zeros(wte.shape[0], np.float32)
+
+
+@measurement("speed.budget", kind="measured")
+def budget(size: Size) -> Data:
+    """Leave out one part of the step in plain loops at a time, and time what is left."""
+    model, tokenizer = load_pretrained()
+    prompt = torch.tensor([tokenizer.encode(PROMPT)[:16]])
+    new_tokens, samples = size.pick(100, 3), size.pick(21, 2)
+    weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+    decoders: dict[str, Engine] = {"the whole step": Lean(model)}
+    if _to_compile(model, size):
+        decoders = {"the whole step": Jitted(model)}
+        for name, loops in (
+            ("without attention", {"_attend": _no_attend}),
+            ("without the products", {"_add_matvec": _no_matvec}),
+            ("the call alone", {"_decode": _no_decode}),
+        ):
+            decoders[name] = Jitted(model)
+            decoders[name].run = speed._jit(speed.LOOPS | loops, keep=False)
+    token = torch.tensor([[1]])
+
+    @torch.inference_mode()
+    def seconds(engine: Engine) -> float:
+        engine.prefill(prompt)
+        return mean_seconds(lambda: engine.step(token), new_tokens - 1)
+
+    timed = {name: partial(seconds, engine) for name, engine in decoders.items()}
+    timed["reading the weights"] = partial(mean_seconds, weights.sum, new_tokens)
+    rounds = list(interleaved(timed, repeats=samples))
+    return {
+        "samples": samples,
+        "rows": [
+            {
+                "name": name,
+                "microseconds": 1e6 * spread([times[name] for times in rounds])["median"],
+                "less": 1e6
+                * spread([times["the whole step"] - times[name] for times in rounds])["median"],
+            }
+            for name in timed
+        ],
+    }
+
+
+@invariant("speed.budget")
+def a_step_takes_time(data: Data) -> None:
+    """The whole step comes first, and the reading last."""
+    assert data["rows"][0]["less"] == 0, data["rows"][0]
+    assert data["rows"][-1]["name"] == "reading the weights", data["rows"][-1]
+
+
+@table("speed.budget", result="speed.budget")
+def budget_table(data: Data) -> Table:
+    """Lay out what is left, and what the missing part had taken."""
+    rows = [
+        [
+            row["name"],
+            f"{row['microseconds']:.0f} µs",
+            f"{row['less']:.0f} µs" if row["less"] else "",
+        ]
+        for row in data["rows"]
+    ]
+    return Table(["the step in plain loops", "takes", "less than the whole"], rows, align="lrr")
 
 
 # --- One matrix, one vector ---

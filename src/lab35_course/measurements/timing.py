@@ -186,7 +186,7 @@ def first_table(data: Data) -> Table:
     headers = ["first", "second", "third", "fastest", "median", "mean", "slowest"]
     times = [data[name] for name in headers[:3]]
     times += [later["min"], later["median"], later["mean"], later["max"]]
-    headers[3] = f"of {data['steps'] - 3} later ones: fastest"
+    headers[3] = f"fastest of {data['steps'] - 3} later ones"
     return Table(headers, [[f"{1e6 * seconds:,.0f} µs" for seconds in times]], align="rrrrrrr")
 
 
@@ -437,8 +437,8 @@ def two_threads(size: Size) -> Data:
     T, B = size.pick(128, 4), size.pick(64, 2)
     idx = _ids(model, T)
     work = {
-        "decode step": _step(model, idx),
-        f"decode step, {B} rows": _step(model, _ids(model, T, B)),
+        f"decode step at {T}": _step(model, idx),
+        f"decode step at {T}, {B} rows": _step(model, _ids(model, T, B)),
         f"prefill of {T}": lambda: model(idx, cache=KVCache(model.config, 1)),
     }
 
