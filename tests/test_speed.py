@@ -106,6 +106,25 @@ def test_the_compiled_rung_runs_models_of_other_sizes(tiny_model: GPT) -> None:
     check_other_sizes(tiny_model, or_skip("compiled", tiny_model))
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_text_compiles_its_step_and_leaves_the_process_as_it_was(
+    model: GPT, prompt: Tensor, fresh: Path
+) -> None:
+    """In the middle of a generation, in an empty folder, with nothing left but the file."""
+    or_skip("compiled", model)
+    speed._compile.cache_clear()
+    for path in cache_folder().iterdir():
+        path.unlink()
+    before = torch.get_rng_state(), torch.get_num_threads()
+    expected = generate(model, prompt, 20, temperature=0, engine="eager")
+    found = generate(model, prompt, 20, temperature=0, engine="compiled")
+    assert torch.equal(expected.tokens, found.tokens)
+    assert [path.suffix for path in cache_folder().iterdir()] == [".pt2"]
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == torch.get_num_threads()
+
+
 def check_other_sizes(model: GPT, name: str) -> None:
     """Decode to the end of a model's block, and compare."""
     reference = lambda idx: last_logits(model, idx)  # noqa: E731
@@ -128,6 +147,29 @@ def test_the_loops_that_numba_compiles_are_right_as_plain_python(
     assert np.abs(logits - expected.numpy()).max() < 1e-4
     stored = torch.cat((cache.k, cache.v), dim=1).numpy()
     assert np.abs(kv - stored).max() < 1e-5
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_the_exponential_of_the_loops(jitted: bool) -> None:
+    """It follows the real one as far as float32 goes, and stays finite and positive beyond."""
+    exp = speed._exp
+    if jitted:
+        or_skip("numba", GPT(GPTConfig(n_layer=1)))
+        exp = speed._jit({"_exp": speed._exp, "_decode": speed._exp}, keep=False)
+    for x in np.linspace(-87, 87, 2001, dtype=np.float32):
+        assert exp(x) == pytest.approx(np.exp(np.float64(x)), rel=1e-5)
+    for x in (-1e4, -np.inf):
+        assert 0 < exp(np.float32(x)) < 1e-37
+    for x in (1e4, np.inf):
+        assert 1e37 < exp(np.float32(x)) < np.inf
+
+
+def test_the_gelu_of_the_loops() -> None:
+    """Far out it is 0 on one side and the identity on the other, as torch's is."""
+    x = np.concatenate([np.linspace(-9, 9, 999), [-1e4, -50, 50, 1e4]]).astype(np.float32)
+    expected = nn.functional.gelu(torch.from_numpy(x.copy()), approximate="tanh").numpy()
+    speed._gelu(x)
+    assert np.abs(x - expected).max() < 1e-5
 
 
 # --- one suite for every engine ------------------------------------------------------------------
@@ -215,6 +257,21 @@ def test_engines_refuse_in_the_same_words(model: GPT, engine: str, arguments: di
     assert told[0] == told[1]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", ["blocks.1.fc.bias", "blocks.3.ln_2.weight", "ln_f.bias"])
+def test_engines_refuse_logits_that_are_no_numbers(
+    model: GPT, prompt: Tensor, engine: str, place: str, value: float
+) -> None:
+    """A model that is broken says so under each engine, also where only a step meets the fault."""
+    model = copy.deepcopy(model)
+    steps = decode_steps(model, prompt, 3, engine=engine)
+    next(steps)
+    with torch.no_grad():
+        model.get_parameter(place)[3] = value
+    with pytest.raises(ValueError, match="logits must hold no NaN and no"):
+        next(steps)
+
+
 def test_engines_leave_the_random_state_alone(model: GPT, prompt: Tensor, engine: str) -> None:
     """With a generator of its own, a text draws nothing from torch's."""
     before = torch.get_rng_state()
@@ -273,6 +330,15 @@ def test_a_rung_forgets(rung: Engine, prompt: Tensor) -> None:
     assert rung.length == 4
 
 
+@torch.inference_mode()
+def test_logits_can_be_kept(rung: Engine, prompt: Tensor) -> None:
+    """What a step returned is not written to by the next one."""
+    kept = [rung(prompt), rung(prompt[:, :1])]
+    before = [logits.clone() for logits in kept]
+    rung(prompt[:, 1:2])
+    assert all(map(torch.equal, kept, before))
+
+
 @pytest.mark.parametrize("token", [torch.tensor([[512]]), torch.tensor([[-1]]), torch.tensor([5])])
 @torch.inference_mode()
 def test_a_rung_refuses_what_is_no_token(rung: Engine, prompt: Tensor, token: Tensor) -> None:
@@ -329,6 +395,12 @@ def patched(model: GPT) -> GPT:
     return model
 
 
+def changed(owner: object, name: str, value: object) -> bool:
+    """Set an attribute of a part."""
+    setattr(owner, name, value)
+    return True
+
+
 OBSTACLES = {
     "rows": (lambda m: m, {"batch_size": 2}, "a batch of 2 rows"),
     "mask": (
@@ -340,6 +412,24 @@ OBSTACLES = {
     "subclass": (lambda m: Own(m.config), {}, "a model with a part of its own"),
     "hook": (hooked, {}, "a model with hooks"),
     "patch": (patched, {}, "a model with a part of its own"),
+    "eps": (lambda m: changed(m.ln_f, "eps", 1e-3) and m, {}, "a LayerNorm with eps=0.001"),
+    "no_bias": (
+        lambda m: changed(m.blocks[1].fc, "bias", None) and m,
+        {},
+        "a Linear without a bias",
+    ),
+    "strides": (
+        lambda m: (
+            changed(m.blocks[1].attn.proj, "weight", nn.Parameter(torch.rand(15, 15).T)) and m
+        ),
+        {},
+        "weights that are not contiguous",
+    ),
+    "shapes": (
+        lambda m: changed(m.blocks[1], "fc", nn.Linear(15, 64)) and m,
+        {},
+        "weights of other shapes than its config's",
+    ),
     "callable": (lambda m: len, {}, "a builtin_function_or_method"),
     "bfloat16": (lambda m: m.to(torch.bfloat16), {}, "weights in torch.bfloat16 on cpu"),
     "meta": (lambda m: m.to("meta"), {}, "weights in torch.float32 on meta"),
@@ -357,6 +447,19 @@ def test_what_only_the_model_can_do_is_left_to_it(tiny_model: GPT, case: str, na
     assert choose_engine("eager", model, **arguments) == "eager"
     with pytest.raises(ValueError, match=f"engine must be 'eager' for {reason}.*got '{name}'"):
         choose_engine(name, model, **arguments)
+
+
+def test_hooks_on_all_modules_are_left_to_the_model(tiny_model: GPT) -> None:
+    """Torch's own way to watch every module sees every step."""
+    seen = []
+    hook = nn.modules.module.register_module_forward_hook(lambda *args: seen.append(1))
+    try:
+        assert choose_engine(None, tiny_model, 1) == "eager"
+        with pytest.raises(ValueError, match="engine must be 'eager' for hooks on all modules"):
+            choose_engine("lean", tiny_model, 1)
+    finally:
+        hook.remove()
+    assert choose_engine(None, tiny_model, 1) == "lean"
 
 
 def test_the_default_is_lean(tiny_model: GPT) -> None:
@@ -560,15 +663,46 @@ def test_the_compiled_file_is_named_after_what_it_depends_on(
 ) -> None:
     """Another torch, processor, size or step is another file; other weights are not."""
     keys = [speed._key(model.config), speed._key(GPTConfig(n_layer=5))]
-    assert speed._key(GPTConfig()) == keys[0]
-    for name, value in (("_processor", lambda: "another"), ("INDUCTOR", {})):
+    assert speed._key(GPTConfig()) == speed._key(GPTConfig(dropout=0.2)) == keys[0]
+    for owner, name, value in (
+        (speed, "_processor", lambda: "another"),
+        (speed, "INDUCTOR", {}),
+        (speed, "_Step", Own),
+        (speed, "_matvec", hooked),
+        (torch, "__version__", "0.0"),
+        (speed.platform, "platform", lambda: "another"),
+    ):
         with monkeypatch.context() as patch:
-            patch.setattr(speed, name, value)
+            patch.setattr(owner, name, value)
             keys.append(speed._key(model.config))
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "__version__", "0.0")
-        keys.append(speed._key(model.config))
     assert len(set(keys)) == len(keys)
+
+
+def test_numba_keeps_its_own_folder(fresh: Path, tiny_model: GPT) -> None:
+    """The loops go to our folder, and what others compile does not follow them."""
+    or_skip("numba", tiny_model)
+    import numba
+
+    before = numba.config.CACHE_DIR
+    new_engine("numba", tiny_model)
+    assert before == numba.config.CACHE_DIR
+    assert any(cache_folder().rglob("*.nbi"))
+
+
+def test_replaced_weights_live_as_long_as_the_compiled_step_points_at_them(
+    model: GPT, prompt: Tensor
+) -> None:
+    """A text that has begun goes on with the weights that it began with, whatever comes after."""
+    or_skip("compiled", model)
+    model = copy.deepcopy(model)
+    expected = generate(model, prompt, 12, temperature=0, engine="compiled")
+    steps = decode_steps(model, prompt, 12, temperature=0, engine="compiled")
+    tokens = [next(steps).token.item()]
+    for block in model.blocks:
+        block.fc.weight = nn.Parameter(torch.zeros_like(block.fc.weight))
+    _ = [torch.full((512, 128), 7.0) for _ in range(50)]  # takes any memory that was let go
+    tokens += [step.token.item() for step in steps]
+    assert tokens == expected.new_tokens[0].tolist()
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from lab35.cache import KVCache
 from lab35.model import GPT, Attention, Block, GPTConfig
@@ -821,6 +822,7 @@ def _warn_once(name: EngineName, reason: str) -> None:
     )
 
 
+EPS = 1e-5  # of every LayerNorm
 PARTS = (GPT, Block, Attention, nn.ModuleList, nn.Linear, nn.LayerNorm, nn.Embedding)
 
 
@@ -840,14 +842,30 @@ def _obstacle(
         return "padding, which a key_mask tells"
     if not isinstance(model, GPT):
         return f"a {type(model).__name__}"
+    if _has_any_global_hook():
+        return "hooks on all modules"
+    shapes = []
     for module in model.modules():
         if type(module) not in PARTS or "forward" in vars(module):
             return f"a model with a part of its own ({type(module).__name__})"
         if module._forward_hooks or module._forward_pre_hooks:
             return "a model with hooks"
+        if type(module) is nn.LayerNorm and module.eps != EPS:
+            return f"a LayerNorm with eps={module.eps}"
         for weight in module._parameters.values():
             if weight is None:
-                continue
+                return f"a {type(module).__name__} without a bias"
             if weight.dtype != torch.float32 or weight.device.type not in devices:
                 return f"weights in {weight.dtype} on {weight.device.type}"
-    return None
+            if not weight.is_contiguous():
+                return "weights that are not contiguous"
+            shapes.append(weight.shape)
+    return None if shapes == _shapes(model.config) else "weights of other shapes than its config's"
+
+
+@cache
+def _shapes(config: GPTConfig) -> list[torch.Size]:
+    """List the shapes of all weights, in the order in which modules are walked."""
+    with torch.device("meta"):
+        walked = GPT(config).modules()
+        return [weight.shape for module in walked for weight in module._parameters.values()]
