@@ -462,6 +462,14 @@ def test_hooks_on_all_modules_are_left_to_the_model(tiny_model: GPT) -> None:
     assert choose_engine(None, tiny_model, 1) == "lean"
 
 
+def test_autocast_is_left_to_the_model(tiny_model: GPT) -> None:
+    """Its types are chosen by the operations of the model, and other ones would get others."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert choose_engine(None, tiny_model, 1) == "eager"
+        with pytest.raises(ValueError, match="engine must be 'eager' for autocast"):
+            choose_engine("compiled", tiny_model, 1)
+
+
 def test_the_default_is_lean(tiny_model: GPT) -> None:
     """One text of an unchanged model gets the fastest step that needs nothing else."""
     assert choose_engine(None, tiny_model, 1) == "lean"

@@ -842,6 +842,8 @@ def _obstacle(
         return "padding, which a key_mask tells"
     if not isinstance(model, GPT):
         return f"a {type(model).__name__}"
+    if any(torch.is_autocast_enabled(device) for device in devices):
+        return "autocast"
     if _has_any_global_hook():
         return "hooks on all modules"
     shapes = []
