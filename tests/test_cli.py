@@ -19,6 +19,7 @@ import torch
 from lab35 import GPT, KVCache, Tokenizer, cli, generate, trace_step, verify_cache
 from lab35.checkpoint import ASSETS
 from lab35.cli import BENCH_VARIANTS, app, main
+from lab35.speed import Lean
 
 LAB35 = Path(sys.executable).with_name("lab35")
 
@@ -596,6 +597,35 @@ def test_bad_input_to_a_bench(
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert message in err
+
+
+def test_a_bench_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the object and on stderr; with nothing left to time it is an error."""
+    monkeypatch.setattr("lab35.cli.why_not", lambda name, _: "gone" if name == "lean" else None)
+    options = ("--max-new-tokens", "2", "--repeats", "1", "--only", "lean")
+    _, told = bench(capsys, *options, "--only", "eager")
+    assert (told["missing"], told["baseline"], told["device"]) == ({"lean": "gone"}, "eager", "cpu")
+    code, out, err = run(capsys, "bench", *options)
+    assert (code, out) == (2, "")
+    assert err.endswith("lab35: error: only must name something that runs here, got lean\n")
+
+
+@pytest.mark.parametrize("engine", ["eager", "lean"])
+def test_a_benchmark_runs_the_engine_that_the_text_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """The steps of the cached texts are the chosen engine's, and the line says which."""
+    steps = []
+    original = Lean._step
+    monkeypatch.setattr(Lean, "_step", lambda *args: steps.append(1) or original(*args))
+    words = ("generate", "--engine", engine, "--max-new-tokens", "3", "--benchmark")
+    code, _, err = run(capsys, *words)
+    assert code == 0
+    assert f"with the cache and the {engine} engine" in err
+    texts = 1 + 1 + cli.ROUNDS  # the text itself, a warm-up, the rounds
+    assert len(steps) == (2 * texts if engine == "lean" else 0)
 
 
 def test_a_bench_of_some(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import sys
+import weakref
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -123,6 +125,29 @@ def test_a_text_compiles_its_step_and_leaves_the_process_as_it_was(
     assert [path.suffix for path in cache_folder().iterdir()] == [".pt2"]
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == torch.get_num_threads()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("default", ["float64", "meta"])
+def test_a_step_is_compiled_the_same_whatever_torch_makes_by_default(
+    model: GPT, prompt: Tensor, fresh: Path, default: str
+) -> None:
+    """The file outlives the moment, so the caller's defaults must not get into it."""
+    or_skip("numba", model)  # with everything there, nothing below may fall back
+    expected = generate(model, prompt, 20, temperature=0, engine="eager").tokens
+    previous = torch.get_default_dtype()
+    try:
+        if default == "float64":
+            torch.set_default_dtype(torch.float64)
+            generate(model, prompt, 2, temperature=0, engine="compiled")
+        else:
+            with torch.device("meta"):
+                new_engine("compiled", model)
+    finally:
+        torch.set_default_dtype(previous)
+    found = generate(model, prompt, 20, temperature=0, engine="compiled").tokens
+    assert expected.tolist() == found.tolist()
+    assert or_skip("compiled", model)
 
 
 def check_other_sizes(model: GPT, name: str) -> None:
@@ -416,7 +441,7 @@ OBSTACLES = {
     "no_bias": (
         lambda m: changed(m.blocks[1].fc, "bias", None) and m,
         {},
-        "a Linear without a bias",
+        "a Linear without all of its weights",
     ),
     "strides": (
         lambda m: (
@@ -426,7 +451,31 @@ OBSTACLES = {
         "weights that are not contiguous",
     ),
     "shapes": (
-        lambda m: changed(m.blocks[1], "fc", nn.Linear(15, 64)) and m,
+        lambda m: (
+            changed(m.blocks[1], "fc", nn.Linear(15, 64))
+            and changed(m.blocks[1], "proj", nn.Linear(64, 15))
+            and m
+        ),
+        {},
+        "weights of other shapes than its config's",
+    ),
+    "max_norm": (
+        lambda m: changed(m.wte, "max_norm", 0.5) and m,
+        {},
+        "an Embedding with max_norm=0.5",
+    ),
+    "method": (
+        lambda m: changed(m, "_embed", lambda *args: GPT._embed(m, *args)) and m,
+        {},
+        "a model with a part of its own",
+    ),
+    "fewer_blocks": (
+        lambda m: changed(m, "blocks", m.blocks[:2]) and m,
+        {},
+        "weights of other shapes than its config's",
+    ),
+    "same_block_twice": (
+        lambda m: changed(m, "blocks", nn.ModuleList([m.blocks[0]] * 3)) and m,
         {},
         "weights of other shapes than its config's",
     ),
@@ -483,6 +532,55 @@ def test_the_default_is_lean(tiny_model: GPT) -> None:
     assert len(seen) == 4
 
 
+@pytest.mark.parametrize(
+    "case", [case for case in OBSTACLES if case not in ("callable", "meta", "mask", "uncached")]
+)
+def test_a_changed_model_writes_what_it_writes_step_by_step(tiny_model: GPT, case: str) -> None:
+    """The default makes no error and no difference out of any of these."""
+    model = OBSTACLES[case][0](copy.deepcopy(tiny_model))
+    idx = torch.tensor([[1, 2, 3]])
+    with torch.inference_mode():
+        for _ in range(9):
+            logits, _ = model(idx)
+            idx = torch.cat((idx, logits[:, -1].argmax(-1, keepdim=True)), dim=1)
+    if case == "bfloat16":  # coarse enough for a cache to change a choice
+        assert generate(model, idx[:, :3], 9, temperature=0).new_tokens.shape == (1, 9)
+    else:
+        assert generate(model, idx[:, :3], 9, temperature=0).tokens.tolist() == idx.tolist()
+
+
+def test_a_padded_row_is_left_to_the_model(model: GPT, prompt: Tensor) -> None:
+    """One row can be padded too, and the lean step knows of no mask."""
+    padded = torch.cat((torch.full((1, 3), 511), prompt), dim=1)
+    made = generate(model, padded, 12, temperature=0, key_mask=padded != 511)
+    expected = generate(model, prompt, 12, temperature=0)
+    assert made.new_tokens.tolist() == expected.new_tokens.tolist()
+
+
+def test_engines_run_weights_that_two_modules_share(
+    model: GPT, prompt: Tensor, engine: str
+) -> None:
+    """A tied weight is one tensor under two names."""
+    model = copy.deepcopy(model)
+    model.blocks[1].fc.weight = model.blocks[0].fc.weight
+    texts = [generate(model, prompt, 12, temperature=0, engine=e) for e in ("eager", engine)]
+    assert texts[0].tokens.tolist() == texts[1].tokens.tolist()
+
+
+def test_models_that_are_gone_leave_no_weights_behind(
+    model: GPT, prompt: Tensor, engine: str
+) -> None:
+    """An engine keeps a model's weights as long as the model lives, and no longer."""
+    model = copy.deepcopy(model)
+    weight = weakref.ref(model.blocks[0].fc.weight.untyped_storage())
+    generate(model, prompt, 3, temperature=0, engine=engine)
+    held = weakref.ref(model)
+    del model
+    gc.collect()
+    assert held() is None
+    assert weight() is None
+
+
 def test_on_a_gpu_nothing_is_chosen_that_was_never_run_there(
     tiny_model: GPT, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -519,6 +617,9 @@ def test_a_prompt_on_another_device_is_named(tiny_model: GPT) -> None:
     model = copy.deepcopy(tiny_model).to("meta")
     with pytest.raises(ValueError, match="idx must be on the model's device meta, got cpu"):
         generate(model, torch.tensor([[1, 2]]), 2)
+    idx, mask = torch.tensor([[1, 2]]), torch.ones(1, 2, dtype=torch.bool, device="meta")
+    with pytest.raises(ValueError, match="key_mask must be on the model's device cpu, got meta"):
+        generate(tiny_model, idx, 2, key_mask=mask)
 
 
 def test_why_not(tiny_model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -717,6 +818,20 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The folder follows the convention of the platform's users."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "lab35"
-    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
+    for ignored in ("", "relative/folder"):
+        monkeypatch.setenv("XDG_CACHE_HOME", ignored)
+        assert cache_folder() == tmp_path / ".cache" / "lab35"
+    monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == tmp_path / ".cache" / "lab35"
+
+
+def test_numba_runs_where_nothing_can_be_kept(
+    fresh: Path, tiny_model: GPT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that cannot be made costs a compilation a process, and no text."""
+    or_skip("numba", tiny_model)
+    speed._jitted.cache_clear()
+    (fresh / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
+    assert isinstance(new_engine("numba", tiny_model), Jitted)

@@ -639,7 +639,7 @@ def _bench_table(told: dict[str, Any]) -> str:
     lines = [
         f"prompt tokens: {told['prompt_tokens']}, greedy tokens: {told['new_tokens']}, "
         f"{told['device']}, threads: {told['threads']}, torch {told['torch']}, "
-        f"median of {told['samples']}",
+        f"median of {told['samples']}, compared with {told['baseline']}",
         "",
         f"{'loop':<12} {'TTFT':>10} {'TPOT':>10} {'fastest':>10} {'tokens/s':>10} {'speed-up':>10}",
     ]

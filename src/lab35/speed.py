@@ -18,12 +18,14 @@ assert torch.equal(eager.tokens, lean.tokens)
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import inspect
 import json
 import os
 import platform
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -257,6 +259,10 @@ def _pair(part: nn.Linear | nn.LayerNorm) -> tuple[Tensor, Tensor]:
     return part.weight.detach(), part.bias.detach()
 
 
+_ONE_AT_A_TIME = threading.Lock()
+"""Held while something is compiled: neither torch nor numba's settings stand two threads there."""
+
+
 # --- the compiled rung ---------------------------------------------------------------------------
 
 INDUCTOR = {
@@ -280,7 +286,8 @@ class _Step(nn.Module):
     def __init__(self, model: GPT) -> None:
         super().__init__()
         self.model = model
-        self.register_buffer("columns", torch.arange(model.config.block_size))
+        columns = torch.arange(model.config.block_size, device=model.wte.weight.device)
+        self.register_buffer("columns", columns)
 
     def forward(self, token: Tensor, at: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
         """Take token (1, 1), position (1,) and cache (L, 2, H, T, D); see `Compiled`."""
@@ -327,8 +334,9 @@ class Compiled(Engine):
     """
 
     def __init__(self, model: GPT, max_len: int | None = None) -> None:
-        self.run = _bound(model)
-        self.positions = torch.arange(model.config.block_size)
+        with _ONE_AT_A_TIME:
+            self.run = _bound(model)
+        self.positions = torch.arange(model.config.block_size, device="cpu")
         super().__init__(model, max_len)
 
     def _store(self, k: Tensor, v: Tensor) -> None:
@@ -357,6 +365,9 @@ def _bound(model: GPT) -> Any:
         return loaded.loader.run
     if loaded is None:
         path, reason = _compile(model.config)
+        if path is not None and not path.exists():  # deleted since
+            _compile.cache_clear()
+            path, reason = _compile(model.config)
         if path is None:
             raise RuntimeError(reason)
         try:
@@ -364,11 +375,19 @@ def _bound(model: GPT) -> Any:
         except Exception as error:  # whatever a damaged file does to the loader
             raise RuntimeError(f"{path} cannot be loaded, delete it: {error}") from None
     step = _Step(model)
-    weights = dict(step.named_parameters()) | dict(step.named_buffers())
+    # Weights that two modules share have a name in each.
+    weights = dict(step.named_parameters(remove_duplicate=False)) | dict(step.named_buffers())
     constants = {name: weights[name].detach() for name in loaded.get_constant_fqns()}
-    loaded.load_constants(constants, check_full_update=True, user_managed=True)
+    borrowed = {name: _borrowed(weight) for name, weight in constants.items()}
+    loaded.load_constants(borrowed, check_full_update=True, user_managed=True)
     _LOADED[model] = loaded, addresses, constants
     return loaded.loader.run
+
+
+def _borrowed(weight: Tensor) -> Tensor:
+    """View a weight without keeping it alive: torch never lets go of a constant it was handed."""
+    memory = (ctypes.c_char * weight.nbytes).from_address(weight.data_ptr())
+    return torch.frombuffer(memory, dtype=weight.dtype).view(weight.shape)
 
 
 @cache
@@ -388,13 +407,15 @@ def _compile(config: GPTConfig) -> tuple[Path | None, str]:
             torch.inference_mode(False),
             torch.no_grad(),
             torch.random.fork_rng(devices=[]),
+            torch.device("cpu"),  # whatever the caller's default is
             warnings.catch_warnings(action="ignore"),  # torch's, about its own parts
         ):
-            step = _Step(GPT(config)).eval()
+            sizes = (config.n_layer, 2, config.n_head, config.block_size, config.head_dim)
+            step = _Step(GPT(config)).to("cpu", torch.float32).eval()
             example = (
                 torch.zeros(1, 1, dtype=torch.int64),
                 torch.zeros(1, dtype=torch.int64),
-                torch.zeros(config.n_layer, 2, config.n_head, config.block_size, config.head_dim),
+                torch.zeros(sizes, dtype=torch.float32),
             )
             made = torch._inductor.aoti_compile_and_package(
                 torch.export.export(step, example),
@@ -642,7 +663,8 @@ class Jitted(Engine):
         blocks = tuple(_arrays(*_parts(block)) for block in model.blocks)
         wte, wpe = (table.weight.detach().numpy() for table in (model.wte, model.wpe))
         self.weights = (wte, wpe, blocks, _arrays(model.ln_f))
-        self.run = _jitted()
+        with _ONE_AT_A_TIME:
+            self.run = _jitted()
         if not self.run.signatures:  # the first step of a process compiles, or reads what was kept
             self._warm_up()
 
@@ -671,7 +693,11 @@ LOOPS = {part.__name__: part for part in (_exp, _norm, _add_matvec, _gelu, _atte
 @cache
 def _jitted() -> Callable[..., np.ndarray]:
     """Compile `_decode`, or take what an earlier process compiled."""
-    return _jit(LOOPS, keep=True)
+    try:
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        return _jit(LOOPS, keep=True)
+    except (OSError, RuntimeError):  # there is no place to keep it
+        return _jit(LOOPS, keep=False)
 
 
 def _jit(loops: Mapping[str, Callable], *, keep: bool) -> Callable[..., np.ndarray]:
@@ -707,8 +733,9 @@ def cache_folder() -> Path:
     Returns:
         The folder, which need not exist. Deleting it costs one compilation.
     """
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "lab35"
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # By the XDG specification a relative path is to be ignored.
+    return (root if root.is_absolute() else Path.home() / ".cache") / "lab35"
 
 
 # --- which one runs ------------------------------------------------------------------------------
@@ -848,15 +875,17 @@ def _obstacle(
         return "hooks on all modules"
     shapes = []
     for module in model.modules():
-        if type(module) not in PARTS or "forward" in vars(module):
+        if type(module) not in PARTS or vars(module).keys() & vars(type(module)).keys():
             return f"a model with a part of its own ({type(module).__name__})"
         if module._forward_hooks or module._forward_pre_hooks:
             return "a model with hooks"
         if type(module) is nn.LayerNorm and module.eps != EPS:
             return f"a LayerNorm with eps={module.eps}"
+        if type(module) is nn.Embedding and module.max_norm is not None:
+            return f"an Embedding with max_norm={module.max_norm}"
         for weight in module._parameters.values():
             if weight is None:
-                return f"a {type(module).__name__} without a bias"
+                return f"a {type(module).__name__} without all of its weights"
             if weight.dtype != torch.float32 or weight.device.type not in devices:
                 return f"weights in {weight.dtype} on {weight.device.type}"
             if not weight.is_contiguous():
