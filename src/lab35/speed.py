@@ -68,8 +68,9 @@ class Engine:
     """A decoder of one text that keeps its own cache; the base of every rung.
 
     The prompt runs through the model itself. A rung says how its keys and values are laid out, and
-    how one token is run against them. It reads the model's own weights, so that it follows when
-    they change in place. Everything runs under `torch.inference_mode()`.
+    how one token is run against them. It reads the model's own weights: the next step sees a change
+    in place, and the next text a weight that was replaced. Everything runs under
+    `torch.inference_mode()`.
 
     Args:
         model: The model to run, in eval mode, in float32 and on the CPU.
