@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from peers import to_hugging_face
 from torch import Tensor
 
 from lab35 import GPT, Generation, KVCache, Tokenizer, generate
 from lab35.batching import completions, left_pad, position_ids
+from lab35_course.peers import to_hugging_face
 
 VOCABULARY = 37
 TEXTS = ("Holmes", "It was a dark night and", "My dear Watson, said he, I")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peers import to_hugging_face
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache, GPT2LMHeadModel
@@ -25,6 +24,7 @@ from lab35 import (
     generate,
     position_ids,
 )
+from lab35_course.peers import to_hugging_face
 
 ATOL = 1e-4  # float32: another shape takes another kernel, and another order of addition
 ATOL_64 = 1e-9  # float64: what is left of that, and far below any mistake

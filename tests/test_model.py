@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from peers import to_hugging_face
 from torch import Tensor
 
 from lab35 import GPT, GPTConfig, position_ids
+from lab35_course.peers import to_hugging_face
 
 
 def test_sizes_of_the_reference_model() -> None:

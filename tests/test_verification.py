@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from peers import to_hugging_face
 from torch import Tensor, nn
 from transformers import DynamicCache
 
 import lab35.model
 from lab35 import GPT, GrowingCache, KVCache, Tokenizer, causal_mask, generate, position_ids
 from lab35.verification import Divergence, VerifyReport, verify, verify_cache
+from lab35_course.peers import to_hugging_face
 
 Score = Callable[[Tensor], Tensor]
 NAN, INF = math.nan, math.inf

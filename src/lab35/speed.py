@@ -63,6 +63,8 @@ __all__ = [
 EngineName = Literal["eager", "lean", "compiled", "numba"]
 """What `generate` can run its decode steps with; `"eager"` is the model itself."""
 
+EPS = 1e-5  # of every LayerNorm
+
 
 class Engine:
     """A decoder of one text that keeps its own cache; the base of every rung.
@@ -149,11 +151,16 @@ class Engine:
 
     def _store(self, k: Tensor, v: Tensor) -> None:
         """Make room, and take over the prompt's keys and values, each (L, 1, H, P, D)."""
-        raise NotImplementedError
+        raise NotImplementedError  # each rung has its own
 
     def _step(self, token: Tensor, at: int) -> Tensor:
         """Run one token (1, 1) at position `at`; returns V logits in any shape."""
-        raise NotImplementedError
+        raise NotImplementedError  # each rung has its own
+
+
+def _padded(stored: Tensor, length: int) -> Tensor:
+    """Copy keys or values (…, P, D) into room for more positions, (…, length, D)."""
+    return F.pad(stored, (0, 0, 0, length - stored.shape[-2]))
 
 
 class Textbook(Engine):
@@ -165,8 +172,8 @@ class Textbook(Engine):
     """
 
     def _store(self, k: Tensor, v: Tensor) -> None:
-        room = (0, 0, 0, self.max_len - k.shape[3])
-        self.k, self.v = F.pad(k, room), F.pad(v, room)  # each (L, 1, H, max_len, D)
+        # each (L, 1, H, max_len, D)
+        self.k, self.v = _padded(k, self.max_len), _padded(v, self.max_len)
 
     def _step(self, token: Tensor, at: int) -> Tensor:
         model, n = self.model, at + 1
@@ -193,8 +200,8 @@ class OneWrite(Engine):
     """
 
     def _store(self, k: Tensor, v: Tensor) -> None:
-        room = (0, 0, 0, self.max_len - k.shape[3])
-        self.kv = F.pad(torch.stack((k, v), dim=1), room)  # (L, 2, 1, H, max_len, D)
+        # (L, 2, 1, H, max_len, D)
+        self.kv = _padded(torch.stack((k, v), dim=1), self.max_len)
 
     def _step(self, token: Tensor, at: int) -> Tensor:
         model, n = self.model, at + 1
@@ -342,8 +349,7 @@ class Compiled(Engine):
 
     def _store(self, k: Tensor, v: Tensor) -> None:
         # The compiled shape is the whole block, whatever max_len allows to be used.
-        room = (0, 0, 0, self.config.block_size - k.shape[3])
-        self.kv = F.pad(torch.cat((k, v), dim=1), room)  # (L, 2, H, T, D)
+        self.kv = _padded(torch.cat((k, v), dim=1), self.config.block_size)  # (L, 2, H, T, D)
 
     def _step(self, token: Tensor, at: int) -> Tensor:
         logits, made = self.run([token, self.positions.narrow(0, at, 1), self.kv])
@@ -399,8 +405,6 @@ def _compile(config: GPTConfig) -> tuple[Path | None, str]:
         return path, ""
     console = Console(stderr=True)
     try:
-        import torch._inductor
-
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
             console.status("compiling the decode step, once; this takes half a minute"),
@@ -553,7 +557,7 @@ def _norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, y: np.ndarray) ->
     var = f32(0)
     for i in range(x.size):
         var += (x[i] - mean) * (x[i] - mean)
-    scale = f32(1) / np.sqrt(var / f32(x.size) + f32(1e-5))
+    scale = f32(1) / np.sqrt(var / f32(x.size) + f32(EPS))
     for i in range(x.size):
         y[i] = (x[i] - mean) * scale * weight[i] + bias[i]
 
@@ -676,8 +680,8 @@ class Jitted(Engine):
             self.run(0, 0, *self.weights, np.zeros(sizes, f32))
 
     def _store(self, k: Tensor, v: Tensor) -> None:
-        room = (0, 0, 0, self.max_len - k.shape[3])
-        self.kv = F.pad(torch.cat((k, v), dim=1), room).numpy()  # (L, 2, H, max_len, D)
+        # (L, 2, H, max_len, D)
+        self.kv = _padded(torch.cat((k, v), dim=1), self.max_len).numpy()
 
     def _step(self, token: Tensor, at: int) -> Tensor:
         return torch.from_numpy(self.run(token.item(), at, *self.weights, self.kv))
@@ -850,7 +854,6 @@ def _warn_once(name: EngineName, reason: str) -> None:
     )
 
 
-EPS = 1e-5  # of every LayerNorm
 PARTS = (GPT, Block, Attention, nn.ModuleList, nn.Linear, nn.LayerNorm, nn.Embedding)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -32,6 +33,12 @@ RUNGS: dict[str, type[Engine]] = {
     "compiled": Compiled,
     "numba": Jitted,
 }
+
+
+def _model_and_prompt() -> tuple[GPT, Tensor]:
+    """Load what every rung runs: the checkpoint, and 16 tokens."""
+    model, tokenizer = load_pretrained()
+    return model, torch.tensor([tokenizer.encode(PROMPT)[:16]])
 
 
 def _to_compile(model: GPT, size: Size) -> list[EngineName]:
@@ -75,14 +82,13 @@ def _read_all(weights: Tensor, times: int) -> None:
 
 def _sum_up(rounds: list[dict[str, float]], name: str, other: str) -> float:
     """Return the median over the rounds of one time divided by another."""
-    return spread([times[name] / times[other] for times in rounds])["median"]
+    return median([times[name] / times[other] for times in rounds])
 
 
 @measurement("speed.ladder", kind="measured")
 def ladder(size: Size) -> Data:
     """Time every rung and the floor in turns: 16 prompt tokens, 100 greedy ones."""
-    model, tokenizer = load_pretrained()
-    prompt = torch.tensor([tokenizer.encode(PROMPT)[:16]])
+    model, prompt = _model_and_prompt()
     new_tokens, samples = size.pick(100, 3), size.pick(31, 2)
     names = ["textbook", "one write", "lean", *_to_compile(model, size)]
     engines = {name: RUNGS[name](model) for name in names}
@@ -127,13 +133,13 @@ def ladder(size: Size) -> Data:
         "steps": [
             {
                 "rung": name,
-                "microseconds": 1e6 * spread(each)["median"],
-                "of_textbook": spread(
+                "microseconds": 1e6 * median(each),
+                "of_textbook": median(
                     [a / b for a, b in zip(each, steps["textbook"], strict=True)]
-                )["median"],
-                "of_floor": spread(
+                ),
+                "of_floor": median(
                     [a * new_tokens / times["floor"] for a, times in zip(each, rounds, strict=True)]
-                )["median"],
+                ),
             }
             for name, each in steps.items()
         ],
@@ -216,8 +222,7 @@ def _hugging_face(peer: Any, prompt: Tensor, new_tokens: int, use_cache: bool) -
 @measurement("speed.peers", kind="measured")
 def peers(size: Size) -> Data:
     """Time whole loops in turns: lab35's engines through `generate`, and other people's."""
-    model, tokenizer = load_pretrained()
-    prompt = torch.tensor([tokenizer.encode(PROMPT)[:16]])
+    model, prompt = _model_and_prompt()
     new_tokens, samples = size.pick(100, 3), size.pick(15, 1)
     peer = to_hugging_face(model)
     ours = partial(generate, model, prompt, new_tokens, temperature=0)
@@ -253,7 +258,7 @@ def peers(size: Size) -> Data:
             "loop_adds": None
             if name not in bare
             else 1e6
-            * spread([times[name] - times[f"{name}, bare"] for times in rounds])["median"]
+            * median([times[name] - times[f"{name}, bare"] for times in rounds])
             / new_tokens,
         }
         for name in texts
@@ -299,8 +304,7 @@ def peers_table(data: Data) -> Table:
 @measurement("speed.sampled", kind="measured")
 def sampled(size: Size) -> Data:
     """Time each engine as it writes greedily, draws, and draws from what filters leave."""
-    model, tokenizer = load_pretrained()
-    prompt = torch.tensor([tokenizer.encode(PROMPT)[:16]])
+    model, prompt = _model_and_prompt()
     new_tokens, samples = size.pick(100, 3), size.pick(21, 1)
     engines = ["eager", "lean", *_to_compile(model, size)]
 
@@ -319,7 +323,7 @@ def sampled(size: Size) -> Data:
     rows = []
     for engine in engines:
         each = {
-            choice: 1e6 * spread([r[f"{engine} {choice}"] for r in rounds])["median"] / new_tokens
+            choice: 1e6 * median([r[f"{engine} {choice}"] for r in rounds]) / new_tokens
             for choice in CHOICES
         }
         rows.append({"engine": engine, **each, "adds": each["filtered"] - each["greedy"]})
@@ -359,6 +363,14 @@ def sampled_table(data: Data) -> Table:
 # --- What each idea brings ---
 
 
+@torch.inference_mode()
+def _step_seconds(engine: Engine, prompt: Tensor, tokens: list[int]) -> float:
+    """Time the steps alone that feed these tokens after a prompt, in seconds a step."""
+    engine.prefill(prompt)
+    fed = iter([torch.tensor([[token]]) for token in tokens])
+    return mean_seconds(lambda: engine.step(next(fed)), len(tokens))
+
+
 def _time_steps(decoders: dict[str, Engine], prompt: Tensor, size: Size) -> list[Data]:
     """Time the steps alone, in turns, and compare each decoder with the first.
 
@@ -370,22 +382,29 @@ def _time_steps(decoders: dict[str, Engine], prompt: Tensor, size: Size) -> list
     first, *others = decoders
     assert all(texts[name] == texts[first] for name in others), texts
 
-    @torch.inference_mode()
-    def seconds(engine: Engine) -> float:
-        engine.prefill(prompt)
-        tokens = iter([torch.tensor([[token]]) for token in texts[first][:-1]])
-        return mean_seconds(lambda: engine.step(next(tokens)), new_tokens - 1)
-
-    timed = {name: partial(seconds, engine) for name, engine in decoders.items()}
+    timed = {
+        name: partial(_step_seconds, engine, prompt, texts[first][:-1])
+        for name, engine in decoders.items()
+    }
     rounds = list(interleaved(timed, repeats=samples))
     return [
         {
             "name": name,
-            "microseconds": 1e6 * spread([times[name] for times in rounds])["median"],
+            "microseconds": 1e6 * median([times[name] for times in rounds]),
             "ratio": _sum_up(rounds, name, first),
         }
         for name in decoders
     ]
+
+
+def _first_is_one(data: Data) -> None:
+    """What the others are compared with has the ratio 1, and times are above zero."""
+    assert data["rows"][0]["ratio"] == 1, data["rows"][0]
+    assert all(row["microseconds"] > 0 for row in data["rows"]), data["rows"]
+
+
+compiled_steps_are_compared = invariant("speed.compiled")(_first_is_one)
+loops_are_compared = invariant("speed.loops")(_first_is_one)
 
 
 def _ideas_table(rows: list[Data], header: str) -> Table:
@@ -415,8 +434,7 @@ def _plain_matvec(linear: nn.Linear, x: Tensor) -> Tensor:
 @measurement("speed.compiled", kind="measured")
 def compiled(size: Size) -> Data:
     """Take back one choice of the compiled step at a time."""
-    model, tokenizer = load_pretrained()
-    prompt = torch.tensor([tokenizer.encode(PROMPT)[:16]])
+    model, prompt = _model_and_prompt()
     decoders: dict[str, Engine] = {"lean, not compiled": Lean(model)}
     if _to_compile(model, size):
         decoders = {"as it is": Compiled(model)}
@@ -435,17 +453,17 @@ def compiled(size: Size) -> Data:
     return {"samples": size.pick(21, 2), "rows": _time_steps(decoders, prompt, size)}
 
 
-@invariant("speed.compiled")
-def the_compiled_step_comes_first(data: Data) -> None:
-    """What the others are compared with has the ratio 1, and times are above zero."""
-    assert data["rows"][0]["ratio"] == 1, data["rows"][0]
-    assert all(row["microseconds"] > 0 for row in data["rows"]), data["rows"]
-
-
 @table("speed.compiled", result="speed.compiled")
 def compiled_table(data: Data) -> Table:
     """Lay out what each choice is worth."""
     return _ideas_table(data["rows"], "the compiled step")
+
+
+def _with_loop(model: GPT, name: str, loop: Callable) -> Jitted:
+    """Make the rung of plain loops with one of them in another form."""
+    engine = Jitted(model)
+    engine.run = speed._jit(speed.LOOPS | {name: loop}, keep=False)
+    return engine
 
 
 def _exp_of_numpy(x):
@@ -486,27 +504,17 @@ def _four_rows(weight, x, y):
 @measurement("speed.loops", kind="measured")
 def loops(size: Size) -> Data:
     """Write one of the loops that numba compiles in another way at a time."""
-    model, tokenizer = load_pretrained()
-    prompt = torch.tensor([tokenizer.encode(PROMPT)[:16]])
+    model, prompt = _model_and_prompt()
     decoders: dict[str, Engine] = {"lean, no loops": Lean(model)}
     if _to_compile(model, size):
-        decoders = {"as it is": Jitted(model)}
-        for name, loop, other in (
-            ("`np.exp` in place of the polynomial", "_exp", _exp_of_numpy),
-            ("`np.tanh` in the GELU", "_gelu", _gelu_of_numpy),
-            ("LayerNorm of whole arrays", "_norm", _norm_of_arrays),
-            ("four rows of a matrix at once", "_add_matvec", _four_rows),
-        ):
-            decoders[name] = Jitted(model)
-            decoders[name].run = speed._jit(speed.LOOPS | {loop: other}, keep=False)
+        decoders = {
+            "as it is": Jitted(model),
+            "`np.exp` in place of the polynomial": _with_loop(model, "_exp", _exp_of_numpy),
+            "`np.tanh` in the GELU": _with_loop(model, "_gelu", _gelu_of_numpy),
+            "LayerNorm of whole arrays": _with_loop(model, "_norm", _norm_of_arrays),
+            "four rows of a matrix at once": _with_loop(model, "_add_matvec", _four_rows),
+        }
     return {"samples": size.pick(21, 2), "rows": _time_steps(decoders, prompt, size)}
-
-
-@invariant("speed.loops")
-def the_loops_come_first(data: Data) -> None:
-    """What the others are compared with has the ratio 1, and times are above zero."""
-    assert data["rows"][0]["ratio"] == 1, data["rows"][0]
-    assert all(row["microseconds"] > 0 for row in data["rows"]), data["rows"]
 
 
 @table("speed.loops", result="speed.loops")
@@ -530,28 +538,21 @@ def _no_decode(token, at, wte, wpe, blocks, ln_f, kv):
 @measurement("speed.budget", kind="measured")
 def budget(size: Size) -> Data:
     """Leave out one part of the step in plain loops at a time, and time what is left."""
-    model, tokenizer = load_pretrained()
-    prompt = torch.tensor([tokenizer.encode(PROMPT)[:16]])
+    model, prompt = _model_and_prompt()
     new_tokens, samples = size.pick(100, 3), size.pick(21, 2)
     weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
     decoders: dict[str, Engine] = {"the whole step": Lean(model)}
     if _to_compile(model, size):
-        decoders = {"the whole step": Jitted(model)}
-        for name, loops in (
-            ("without attention", {"_attend": _no_attend}),
-            ("without the products", {"_add_matvec": _no_matvec}),
-            ("the call alone", {"_decode": _no_decode}),
-        ):
-            decoders[name] = Jitted(model)
-            decoders[name].run = speed._jit(speed.LOOPS | loops, keep=False)
-    token = torch.tensor([[1]])
-
-    @torch.inference_mode()
-    def seconds(engine: Engine) -> float:
-        engine.prefill(prompt)
-        return mean_seconds(lambda: engine.step(token), new_tokens - 1)
-
-    timed = {name: partial(seconds, engine) for name, engine in decoders.items()}
+        decoders = {
+            "the whole step": Jitted(model),
+            "without attention": _with_loop(model, "_attend", _no_attend),
+            "without the products": _with_loop(model, "_add_matvec", _no_matvec),
+            "the call alone": _with_loop(model, "_decode", _no_decode),
+        }
+    timed = {
+        name: partial(_step_seconds, engine, prompt, [1] * (new_tokens - 1))
+        for name, engine in decoders.items()
+    }
     timed["reading the weights"] = partial(mean_seconds, weights.sum, new_tokens)
     rounds = list(interleaved(timed, repeats=samples))
     return {
@@ -559,9 +560,8 @@ def budget(size: Size) -> Data:
         "rows": [
             {
                 "name": name,
-                "microseconds": 1e6 * spread([times[name] for times in rounds])["median"],
-                "less": 1e6
-                * spread([times["the whole step"] - times[name] for times in rounds])["median"],
+                "microseconds": 1e6 * median([times[name] for times in rounds]),
+                "less": 1e6 * median([times["the whole step"] - times[name] for times in rounds]),
             }
             for name in timed
         ],
@@ -634,8 +634,8 @@ def matvec(size: Size) -> Data:
     rows = [
         {
             "product": name,
-            "microseconds": 1e6 * spread([r[f"{name} True"] for r in rounds])["median"],
-            "without_onednn": 1e6 * spread([r[f"{name} False"] for r in rounds])["median"],
+            "microseconds": 1e6 * median([r[f"{name} True"] for r in rounds]),
+            "without_onednn": 1e6 * median([r[f"{name} False"] for r in rounds]),
             "ratio": _sum_up(rounds, f"{name} False", f"{name} True"),
         }
         for name in products
