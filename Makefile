@@ -5,6 +5,8 @@ ARGS ?=
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 READY := $(VENV)/.ready
+# A worker for each core, up to four; all tests of a file run in one worker, in their order.
+PYTEST := $(PYTHON) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 
@@ -30,11 +32,11 @@ site: $(READY) ## Build the course in strict mode and serve it; it reloads when 
 
 .PHONY: test
 test: $(READY) ## Run the tests, every fence of the course, and the checks of its numbers.
-	$(PYTHON) -m pytest -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 .PHONY: test-slow
 test-slow: $(READY) ## Run the tests that take minutes.
-	$(PYTHON) -m pytest -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 .PHONY: tables
 tables: $(READY) ## Measure everything on this machine, and write the tables into the pages.

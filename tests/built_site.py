@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
+from filelock import FileLock
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 
-_HOME = tempfile.TemporaryDirectory(prefix="lab35-site-")  # removed when the tests have ended
 _VOID = {"base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "wbr"}
-
-
-@functools.cache
-def _build() -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", _HOME.name]
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-
-
-def site() -> Path:
-    """Build the site in strict mode, once, and return its folder; a warning fails who asks."""
-    done = _build()
-    told = [line for line in done.stderr.splitlines() if line.startswith(("WARN", "ERR", "Abort"))]
-    assert done.returncode == 0, "\n".join(["mkdocs build --strict:", *(told or [done.stderr])])
-    return Path(_HOME.name)
-
-
-def built(page: str) -> Path:
-    """Say where a page of `docs/` lies in the built site."""
-    return site() / Path(page).with_suffix(".html")
 
 
 @dataclass
@@ -93,7 +73,50 @@ def elements(html: str) -> list[Element]:
     return reader.elements
 
 
-def pages() -> Iterator[tuple[Path, list[Element]]]:
-    """Yield every built page with its elements."""
-    for path in sorted(site().rglob("*.html")):
-        yield path, elements(path.read_text(encoding="utf-8"))
+class Site:
+    """The built site: its folder, and its pages as elements, each of which is read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read: dict[Path, list[Element]] = {}
+
+    def built(self, page: str) -> Path:
+        """Say where a page of `docs/` lies in the built site."""
+        return self.folder / Path(page).with_suffix(".html")
+
+    def elements(self, page: str) -> list[Element]:
+        """List the elements of a page of `docs/` as it was built."""
+        return self._elements(self.built(page))
+
+    def pages(self) -> Iterator[tuple[Path, list[Element]]]:
+        """Yield every built page with its elements."""
+        for path in sorted(self.folder.rglob("*.html")):
+            yield path, self._elements(path)
+
+    def _elements(self, path: Path) -> list[Element]:
+        if path not in self._read:
+            self._read[path] = elements(path.read_text(encoding="utf-8"))
+        return self._read[path]
+
+
+def build(folder: Path) -> str:
+    """Build the site in strict mode, and return what was wrong; nothing is the empty string."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    told = [line for line in done.stderr.splitlines() if line.startswith(("WARN", "ERR", "Abort"))]
+    return "" if done.returncode == 0 else "\n".join(told or [done.stderr])
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Site:
+    """The site, built once for all workers; a warning of the build fails each test that asks."""
+    home = tmp_path_factory.getbasetemp()
+    if worker_id != "master":  # the folder of a worker lies in that of the run
+        home = home.parent
+    folder, told = home / "site", home / "site-problems.txt"
+    with FileLock(home / "site.lock"):
+        if not told.is_file():
+            told.write_text(build(folder), encoding="utf-8")
+    assert told.read_text(encoding="utf-8") == "", "mkdocs build --strict"
+    return Site(folder)

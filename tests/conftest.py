@@ -1,5 +1,16 @@
-"""What pytest loads before the tests: their shared fixtures, and the means to test a plug-in."""
+"""What pytest loads before the tests: fixtures, the built site, and the means to test a plug-in."""
 
 from __future__ import annotations
 
-pytest_plugins = ["shared", "pytester"]
+import pytest
+
+pytest_plugins = ["shared", "built_site", "pytester"]
+
+LONGEST_FIRST = ["test_browser.py", "test_speed.py"]
+"""Files that would end last if they began last, where workers run files side by side."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files; all others, and the tests within a file, keep their order."""
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))

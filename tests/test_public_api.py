@@ -12,7 +12,7 @@ from textwrap import dedent
 
 import griffe
 import pytest
-from built_site import built, elements
+from built_site import Site
 
 import lab35
 
@@ -177,11 +177,11 @@ def test_a_public_name_says_what_a_caller_must_know(path: str) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_every_public_name_is_on_its_api_page(module: str) -> None:
+def test_every_public_name_is_on_its_api_page(module: str, site: Site) -> None:
     """Guards the API pages: what `__all__` names, and the methods of its classes, has an anchor."""
     expected = {path for path in public() if path.startswith(f"lab35.{module}.")}
-    html = built(f"api/{module}.md").read_text(encoding="utf-8")
-    ids = {element.attributes.get("id") for element in elements(html)}
+    found = site.elements(f"api/{module}.md")
+    ids = {element.attributes.get("id") for element in found}
 
     assert set() == expected - ids
 
@@ -210,10 +210,10 @@ UNLISTED = {
 }
 
 
-def test_the_index_lists_what_the_package_exports() -> None:
+def test_the_index_lists_what_the_package_exports(site: Site) -> None:
     """Guards `from lab35 import …`: each name stands on the API's first page, with its link."""
-    html = built("api/index.md").read_text(encoding="utf-8")
-    links = [e.attributes["href"] for e in elements(html) if "autorefs" in e.classes]
+    found = site.elements("api/index.md")
+    links = [e.attributes["href"] for e in found if "autorefs" in e.classes]
     listed = {link.rpartition(".")[2] for link in links}
 
     assert set(lab35.__all__) == listed

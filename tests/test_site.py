@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 import markdown
 import pytest
-from built_site import DOCS, PAGES, ROOT, Element, built, elements, pages, site
+from built_site import DOCS, PAGES, ROOT, Element, Site, elements
 
 from lab35_course import inline_svg
 from lab35_course.fences import count_python_fences
@@ -40,21 +40,21 @@ def requests_away(html: str) -> list[str]:
     return found
 
 
-def test_every_page_is_built_by_a_strict_build() -> None:
+def test_every_page_is_built_by_a_strict_build(site: Site) -> None:
     """Guards the gate itself: no page is left out, and none is built without a source."""
     expected = {Path(page).with_suffix(".html").as_posix() for page in PAGES} | {"404.html"}
 
-    assert expected == {path.relative_to(site()).as_posix() for path, _ in pages()}
+    assert expected == {path.relative_to(site.folder).as_posix() for path, _ in site.pages()}
 
 
-def test_no_page_fetches_from_another_host() -> None:
+def test_no_page_fetches_from_another_host(site: Site) -> None:
     """Guards "offline to the last byte" for pages and style sheets.
 
     The theme's own scripts hold addresses for features that are switched off, so only this
     project's scripts are read; the browser test sees what all of them ask for.
     """
-    away = {str(path): requests_away(path.read_text(encoding="utf-8")) for path, _ in pages()}
-    for path in site().rglob("*.css"):
+    away = {str(path): requests_away(path.read_text(encoding="utf-8")) for path, _ in site.pages()}
+    for path in site.folder.rglob("*.css"):
         away[str(path)] = REMOTE_IN_CSS.findall(path.read_text(encoding="utf-8"))
     for path in (DOCS / "assets").rglob("*.js"):
         away[str(path)] = REMOTE_IN_SCRIPT.findall(path.read_text(encoding="utf-8"))
@@ -88,9 +88,9 @@ def target(page: Path, reference: str) -> tuple[Path, str]:
     return (path / "index.html" if path.is_dir() else path), unquote(parts.fragment)
 
 
-def test_every_reference_within_the_site_leads_somewhere() -> None:
+def test_every_reference_within_the_site_leads_somewhere(site: Site) -> None:
     """Guards links, images, scripts and anchors in the HTML, whoever wrote them."""
-    read = dict(pages())
+    read = dict(site.pages())
     ids = {path.resolve(): {e.attributes.get("id") for e in found} for path, found in read.items()}
     broken = []
     for page, found in read.items():
@@ -104,7 +104,7 @@ def test_every_reference_within_the_site_leads_somewhere() -> None:
                 path, fragment = target(page, reference)
                 known = ids.get(path, set()) | {""}
                 if not path.is_file() or (path in ids and fragment not in known):
-                    broken.append(f"{page.relative_to(site())}: {reference}")
+                    broken.append(f"{page.relative_to(site.folder)}: {reference}")
 
     assert [] == broken
 
@@ -120,7 +120,7 @@ def python_blocks(found: list[Element]) -> int:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_page_shows_as_many_python_fences_as_its_source_has(page: str) -> None:
+def test_page_shows_as_many_python_fences_as_its_source_has(page: str, site: Site) -> None:
     """Guards the census: a fence that the site renders otherwise than the tests read it.
 
     An API page shows the fences of its module's docstrings as well as its own.
@@ -130,13 +130,13 @@ def test_page_shows_as_many_python_fences_as_its_source_has(page: str) -> None:
     if page.startswith("api/") and module.is_file():
         expected += count_python_fences(module)
 
-    assert expected == python_blocks(elements(built(page).read_text(encoding="utf-8")))
+    assert expected == python_blocks(site.elements(page))
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_picture_has_alternative_text(page: str) -> None:
+def test_every_picture_has_alternative_text(page: str, site: Site) -> None:
     """Guards readers who do not see the pictures, and figures that were not inlined."""
-    found = elements(built(page).read_text(encoding="utf-8"))
+    found = site.elements(page)
     for element in found:
         if element.tag == "img":
             assert element.attributes.get("alt", "").strip(), element
@@ -146,9 +146,9 @@ def test_every_picture_has_alternative_text(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_no_markup_shows_in_the_text(page: str) -> None:
+def test_no_markup_shows_in_the_text(page: str, site: Site) -> None:
     """Guards against Markdown that was not understood: fences, options, TeX, attributes."""
-    for element in elements(built(page).read_text(encoding="utf-8")):
+    for element in site.elements(page):
         if element.tag in ("code", "script", "style") or element.inside("code", "pre"):
             continue
         shown = MARKUP.search(element.text)
@@ -156,9 +156,9 @@ def test_no_markup_shows_in_the_text(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_ids_are_unique_within_a_page(page: str) -> None:
+def test_ids_are_unique_within_a_page(page: str, site: Site) -> None:
     """Guards anchors and the drawings' references: two inlined drawings must not share an id."""
-    found = elements(built(page).read_text(encoding="utf-8"))
+    found = site.elements(page)
     ids = [element.attributes["id"] for element in found if "id" in element.attributes]
 
     assert sorted(set(ids)) == sorted(ids)
