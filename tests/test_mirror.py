@@ -40,24 +40,34 @@ def stems(pattern: str, prefix: str = "") -> set[str]:
     return {path.stem.removeprefix(prefix) for path in ROOT.glob(pattern)}
 
 
-MODULES = stems("src/lab35/*.py") - {"__init__", "__main__"}
+MODULES = stems("src/lab35/*.py") - {"__init__", "__main__"} | {
+    path.parent.name for path in PACKAGE.glob("*/__init__.py")
+}
+"""Each is a file, or, where it has outgrown one, a folder of the same name."""
 CHAPTERS = stems("docs/*.md") - NOT_CHAPTERS
+
+
+def sources(package: Path, module: str) -> list[Path]:
+    """List the files of a module, whether it is one file or a folder."""
+    return sorted({*package.glob(f"{module}.py"), *(package / module).rglob("*.py")})
+
+
+def rooms(subject: str) -> set[str]:
+    """Name the rooms that a subject has."""
+    found = {room for room, path in ROOMS.items() if (ROOT / path.format(subject)).is_file()}
+    return found | ({"module"} if sources(PACKAGE, subject) else set())
 
 
 @pytest.mark.parametrize("subject", sorted(CHAPTERS | MODULES - NO_CHAPTER))
 def test_a_subject_has_its_four_rooms(subject: str) -> None:
     """Guards the promise that a name finds everything about it."""
-    missing = [room for room, path in ROOMS.items() if not (ROOT / path.format(subject)).is_file()]
-
-    assert [] == missing
+    assert set(ROOMS) == rooms(subject)
 
 
 @pytest.mark.parametrize("module", sorted(NO_CHAPTER))
 def test_a_module_without_a_chapter_has_the_other_rooms(module: str) -> None:
     """Guards the named exceptions: still a module, tests and an API page, and no chapter."""
-    present = {room for room, path in ROOMS.items() if (ROOT / path.format(module)).is_file()}
-
-    assert {"module", "tests", "API page"} == present
+    assert {"module", "tests", "API page"} == rooms(module)
 
 
 def test_no_api_page_is_about_nothing() -> None:
@@ -112,9 +122,24 @@ def above(module: str) -> set[str]:
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_imports_run_one_way(module: str) -> None:
     """Guards the order model, cache, loop, the rest, cli: no module needs what is built on it."""
-    used = imports((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
+    files = sources(PACKAGE, module)
+    used = set().union(*(imports(path.read_text(encoding="utf-8")) for path in files))
 
+    assert files
     assert set() == used & above(module)
+
+
+def test_a_module_is_a_file_or_a_folder(tmp_path: Path) -> None:
+    """Guards the check above: every file of a folder counts, however deep, and none beside it."""
+    for name in ("speed/__init__.py", "speed/deep/down.py", "loop.py", "loops/other.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+
+    assert [tmp_path / "loop.py"] == sources(tmp_path, "loop")
+    assert ["speed/__init__.py", "speed/deep/down.py"] == [
+        str(path.relative_to(tmp_path)) for path in sources(tmp_path, "speed")
+    ]
+    assert [] == sources(tmp_path, "cache")
 
 
 def test_imports_are_seen_wherever_they_stand() -> None:

@@ -98,8 +98,9 @@ def functions(package: Path = PACKAGE) -> dict[str, Function]:
             elif isinstance(node, ast.ClassDef):
                 visit(node.body, f"{path}.{node.name}")
 
-    for file in package.glob("*.py"):
-        visit(ast.parse(file.read_text(encoding="utf-8")).body, f"{package.name}.{file.stem}")
+    for file in package.rglob("*.py"):  # a subject may be a folder
+        path = ".".join(file.relative_to(package.parent).with_suffix("").parts)
+        visit(ast.parse(file.read_text(encoding="utf-8")).body, path)
     return found
 
 

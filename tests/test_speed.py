@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab35 import GPT, ContextLimitError, GPTConfig, KVCache, decode_steps, generate, speed
+from lab35 import GPT, ContextLimitError, GPTConfig, KVCache, decode_steps, generate
 from lab35.cli import main
 from lab35.speed import (
     Compiled,
@@ -27,10 +27,15 @@ from lab35.speed import (
     Recorded,
     Textbook,
     cache_folder,
+    choice,
     choose_engine,
+    compiled,
+    loops,
     new_engine,
+    recorded,
     why_not,
 )
+from lab35.speed.engine import parts_of
 from lab35.verification import verify
 
 RUNGS = {
@@ -49,7 +54,7 @@ def or_skip(name: str, model: GPT) -> str:
     reason = None
     if name == "numba" and find_spec("numba") is None:
         reason = "numba is not installed: pip install numba"
-    if name == "compiled" and (told := speed._compile(model.config)[1]):
+    if name == "compiled" and (told := compiled._compile(model.config)[1]):
         reason = (
             f"nothing can be compiled here, a C++ compiler as of apt install g++ may do: {told}"
         )
@@ -75,7 +80,7 @@ def rung(request: pytest.FixtureRequest, model: GPT, no_recording: None) -> Engi
 @pytest.fixture
 def no_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run what a CUDA graph would repeat: only the recording itself needs a GPU."""
-    monkeypatch.setattr(speed, "_record", lambda run, device: run)
+    monkeypatch.setattr(recorded, "_record", lambda run, device: run)
 
 
 def last_logits(model: GPT, idx: Tensor) -> Tensor:
@@ -115,7 +120,7 @@ def test_a_text_compiles_its_step_and_leaves_the_process_as_it_was(
 ) -> None:
     """In the middle of a generation, in an empty folder, with nothing left but the file."""
     or_skip("compiled", model)
-    speed._compile.cache_clear()
+    compiled._compile.cache_clear()
     for path in cache_folder().iterdir():
         path.unlink()
     before = torch.get_rng_state(), torch.get_num_threads()
@@ -165,10 +170,10 @@ def test_the_loops_that_numba_compiles_are_right_as_plain_python(
         model(prompt[:, :-1], cache=cache)
         kv = torch.cat((cache.k, cache.v), dim=1).clone().numpy()  # (L, 2, H, T, D)
         expected = model(prompt[:, -1:], cache=cache)[0][0, -1]
-    blocks = tuple(speed._arrays(*speed._parts(block)) for block in model.blocks)
+    blocks = tuple(loops._arrays(*parts_of(block)) for block in model.blocks)
     wte, wpe = model.wte.weight.detach().numpy(), model.wpe.weight.detach().numpy()
-    at, norm = prompt.shape[1] - 1, speed._arrays(model.ln_f)
-    logits = speed._decode(prompt[0, -1].item(), at, wte, wpe, blocks, norm, kv)
+    at, norm = prompt.shape[1] - 1, loops._arrays(model.ln_f)
+    logits = loops._decode(prompt[0, -1].item(), at, wte, wpe, blocks, norm, kv)
     assert np.abs(logits - expected.numpy()).max() < 1e-4
     stored = torch.cat((cache.k, cache.v), dim=1).numpy()
     assert np.abs(kv - stored).max() < 1e-5
@@ -177,10 +182,10 @@ def test_the_loops_that_numba_compiles_are_right_as_plain_python(
 @pytest.mark.parametrize("jitted", [False, True])
 def test_the_exponential_of_the_loops(jitted: bool) -> None:
     """It follows the real one as far as float32 goes, and stays finite and positive beyond."""
-    exp = speed._exp
+    exp = loops._exp
     if jitted:
         or_skip("numba", GPT(GPTConfig(n_layer=1)))
-        exp = speed._jit({"_exp": speed._exp, "_decode": speed._exp}, keep=False)
+        exp = loops._jit({"_exp": loops._exp, "_decode": loops._exp}, keep=False)
     for x in np.linspace(-87, 87, 2001, dtype=np.float32):
         assert exp(x) == pytest.approx(np.exp(np.float64(x)), rel=1e-5)
     for x in (-1e4, -np.inf):
@@ -193,7 +198,7 @@ def test_the_gelu_of_the_loops() -> None:
     """Far out it is 0 on one side and the identity on the other, as torch's is."""
     x = np.concatenate([np.linspace(-9, 9, 999), [-1e4, -50, 50, 1e4]]).astype(np.float32)
     expected = nn.functional.gelu(torch.from_numpy(x.copy()), approximate="tanh").numpy()
-    speed._gelu(x)
+    loops._gelu(x)
     assert np.abs(x - expected).max() < 1e-5
 
 
@@ -628,7 +633,7 @@ def test_why_not(tiny_model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not("lean", tiny_model) is None
     assert "part of its own (Own)" in why_not("lean", Own(tiny_model.config))
     with monkeypatch.context() as patch:
-        patch.setattr(speed, "_jitted", raise_runtime_error)
+        patch.setattr(loops, "_jitted", raise_runtime_error)
         assert why_not("numba", tiny_model) == "no numba here"
 
 
@@ -705,8 +710,8 @@ def test_unknown_engine(model: GPT, prompt: Tensor) -> None:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Start with an empty cache folder, and forget what was found or warned of before."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    remembered = (speed._compile, speed._jitted, speed._warn_once)
-    for forget in (*(function.cache_clear for function in remembered), speed._LOADED.clear):
+    remembered = (compiled._compile, loops._jitted, choice._warn_once)
+    for forget in (*(function.cache_clear for function in remembered), compiled._LOADED.clear):
         forget()
     yield tmp_path
     for function in remembered:
@@ -749,7 +754,7 @@ def test_a_cache_folder_that_cannot_be_made(
 
 def test_a_damaged_file_is_no_end(fresh: Path, tiny_model: GPT) -> None:
     """What cannot be loaded is told with its path, and lean runs."""
-    path = cache_folder() / f"decode-{speed._key(tiny_model.config)}.pt2"
+    path = cache_folder() / f"decode-{compiled._key(tiny_model.config)}.pt2"
     path.parent.mkdir()
     path.write_bytes(b"not a package")
     with pytest.warns(RuntimeWarning, match=path.name):
@@ -771,19 +776,19 @@ def test_the_compiled_file_is_named_after_what_it_depends_on(
     model: GPT, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another torch, processor, size or step is another file; other weights are not."""
-    keys = [speed._key(model.config), speed._key(GPTConfig(n_layer=5))]
-    assert speed._key(GPTConfig()) == speed._key(GPTConfig(dropout=0.2)) == keys[0]
+    keys = [compiled._key(model.config), compiled._key(GPTConfig(n_layer=5))]
+    assert compiled._key(GPTConfig()) == compiled._key(GPTConfig(dropout=0.2)) == keys[0]
     for owner, name, value in (
-        (speed, "_processor", lambda: "another"),
-        (speed, "INDUCTOR", {}),
-        (speed, "_Step", Own),
-        (speed, "_matvec", hooked),
+        (compiled, "_processor", lambda: "another"),
+        (compiled, "INDUCTOR", {}),
+        (compiled, "_Step", Own),
+        (compiled, "_matvec", hooked),
         (torch, "__version__", "0.0"),
-        (speed.platform, "platform", lambda: "another"),
+        (compiled.platform, "platform", lambda: "another"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, value)
-            keys.append(speed._key(model.config))
+            keys.append(compiled._key(model.config))
     assert len(set(keys)) == len(keys)
 
 
@@ -831,7 +836,7 @@ def test_numba_runs_where_nothing_can_be_kept(
 ) -> None:
     """A folder that cannot be made costs a compilation a process, and no text."""
     or_skip("numba", tiny_model)
-    speed._jitted.cache_clear()
+    loops._jitted.cache_clear()
     (fresh / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
     assert isinstance(new_engine("numba", tiny_model), Jitted)

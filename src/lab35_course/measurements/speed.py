@@ -18,8 +18,10 @@ import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab35 import GPT, GrowingCache, generate, load_pretrained, speed
+from lab35 import GPT, GrowingCache, generate, load_pretrained
 from lab35.speed import Compiled, Engine, EngineName, Jitted, Lean, OneWrite, Textbook, why_not
+from lab35.speed import compiled as compiled_rung
+from lab35.speed.loops import LOOPS, _jit
 from lab35.timing import compare, interleaved, mean_seconds, spread
 from lab35_course.peers import to_hugging_face, to_onnx_runtime
 from lab35_course.results import Data, Size, Table, invariant, measurement, table
@@ -421,8 +423,8 @@ class _JustInTime(Compiled):
     def __init__(self, model: GPT) -> None:
         super().__init__(model)
         ahead_of_time = ("memory_planning", "aot_inductor.package_constants_in_so")
-        options = {k: v for k, v in speed.INDUCTOR.items() if k not in ahead_of_time}
-        step = torch.compile(speed._Step(model), options=options)
+        options = {k: v for k, v in compiled_rung.INDUCTOR.items() if k not in ahead_of_time}
+        step = torch.compile(compiled_rung._Step(model), options=options)
         self.run = lambda inputs: step(*inputs)
 
 
@@ -441,14 +443,17 @@ def compiled(size: Size) -> Data:
         thresholds = ("realize_acc_reads_threshold", "realize_opcount_threshold")
         usual = {name: getattr(torch._inductor.config, name) for name in thresholds}
         for name, options, matvec in (
-            ("an allocation for each result", {"memory_planning": False}, speed._matvec),
-            ("the usual thresholds: LayerNorm in each row", usual, speed._matvec),
+            ("an allocation for each result", {"memory_planning": False}, compiled_rung._matvec),
+            ("the usual thresholds: LayerNorm in each row", usual, compiled_rung._matvec),
             ("products as calls of `F.linear`", {}, _plain_matvec),
         ):
-            with patch.dict(speed.INDUCTOR, options), patch.object(speed, "_matvec", matvec):
-                speed._compile.cache_clear()
+            with (
+                patch.dict(compiled_rung.INDUCTOR, options),
+                patch.object(compiled_rung, "_matvec", matvec),
+            ):
+                compiled_rung._compile.cache_clear()
                 decoders[name] = Compiled(copy.deepcopy(model))
-        speed._compile.cache_clear()
+        compiled_rung._compile.cache_clear()
         decoders["`torch.compile` at run time"] = _JustInTime(model)
     return {"samples": size.pick(21, 2), "rows": _time_steps(decoders, prompt, size)}
 
@@ -462,7 +467,7 @@ def compiled_table(data: Data) -> Table:
 def _with_loop(model: GPT, name: str, loop: Callable) -> Jitted:
     """Make the rung of plain loops with one of them in another form."""
     engine = Jitted(model)
-    engine.run = speed._jit(speed.LOOPS | {name: loop}, keep=False)
+    engine.run = _jit(LOOPS | {name: loop}, keep=False)
     return engine
 
 

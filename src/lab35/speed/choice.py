@@ -1,0 +1,181 @@
+"""Which engine runs."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from lab35.model import GPT, Attention, Block, GPTConfig
+from lab35.speed.compiled import Compiled
+from lab35.speed.engine import EPS, Engine
+from lab35.speed.loops import Jitted
+from lab35.speed.recorded import Recorded
+from lab35.speed.rungs import Lean
+
+EngineName = Literal["eager", "lean", "compiled", "numba"]
+"""What `generate` can run its decode steps with; `"eager"` is the model itself."""
+
+
+def choose_engine(
+    engine: EngineName | None,
+    model: object,
+    batch_size: int,
+    *,
+    key_mask: Tensor | None = None,
+    use_cache: bool = True,
+) -> EngineName:
+    """Say which engine decodes, and refuse one that cannot.
+
+    Engines other than `"eager"` run one text without padding, in float32, and never call the
+    model's modules in a step. So they are out where someone could tell: hooks would not fire, and a
+    replaced part would not run. By default such a call is left to `"eager"`, as is everything that
+    does not run on the CPU, and the rest to `"lean"`.
+
+    Args:
+        engine: What the caller asked for; None leaves the choice.
+        model: What is to be run.
+        batch_size: Rows, B.
+        key_mask: Bool, shape (B, P), or None.
+        use_cache: Whether keys and values are kept.
+
+    Returns:
+        The name of an engine that can run this.
+
+    Raises:
+        ValueError: If the name is unknown, or that engine cannot run this.
+    """
+    if engine is not None:
+        _check_name(engine)
+    if engine == "eager":
+        return engine
+    devices = ("cpu", "cuda") if engine in ("lean", "compiled") else ("cpu",)
+    obstacle = _obstacle(model, batch_size, key_mask, use_cache, devices)
+    if engine is None:
+        return "lean" if obstacle is None else "eager"
+    if obstacle is not None:
+        raise ValueError(f"engine must be 'eager' for {obstacle}, got {engine!r}")
+    return engine
+
+
+def new_engine(name: EngineName, model: GPT, max_len: int | None = None) -> Engine:
+    """Make an engine; where a compiled one cannot be had, the lean one, with one warning.
+
+    On a GPU, `"compiled"` is a CUDA graph.
+
+    Args:
+        name: `"lean"`, `"compiled"` or `"numba"`.
+        model: The model to run.
+        max_len: Positions to make room for, as `Engine` checks. Defaults to the block size.
+
+    Returns:
+        The engine, empty.
+    """
+    try:
+        return _make(name, model, max_len)
+    except RuntimeError as error:
+        _warn_once(name, str(error))
+        return Lean(model, max_len)
+
+
+def why_not(name: EngineName, model: GPT) -> str | None:
+    """Say why an engine cannot run one text of a model on this machine.
+
+    It tries, so that the first call for the compiled engine takes as long as a compilation.
+
+    Args:
+        name: The engine.
+        model: The model to run.
+
+    Returns:
+        The reason in words, or None where nothing is in the way.
+
+    Raises:
+        ValueError: If the name is unknown.
+    """
+    _check_name(name)
+    try:
+        if choose_engine(name, model, 1) != "eager":
+            _make(name, model)
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    return None
+
+
+def _check_name(engine: str) -> None:
+    if engine not in get_args(EngineName):
+        known = ", ".join(map(repr, get_args(EngineName)))
+        raise ValueError(f"engine must be one of {known}, got {engine!r}")
+
+
+def _make(name: EngineName, model: GPT, max_len: int | None = None) -> Engine:
+    """Make the rung that stands behind a name on the model's device."""
+    rungs = {"lean": Lean, "compiled": Compiled, "numba": Jitted}
+    if model.wte.weight.is_cuda:
+        rungs["compiled"] = Recorded
+    return rungs[name](model, max_len)
+
+
+@cache
+def _warn_once(name: EngineName, reason: str) -> None:
+    warnings.warn(
+        f"engine={name!r} is not to be had here, and 'lean' runs instead ({reason})",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+PARTS = (GPT, Block, Attention, nn.ModuleList, nn.Linear, nn.LayerNorm, nn.Embedding)
+
+
+def _obstacle(
+    model: object,
+    batch_size: int,
+    key_mask: Tensor | None,
+    use_cache: bool,
+    devices: tuple[str, ...],
+) -> str | None:
+    """Name what only the model itself can do, or None."""
+    if not use_cache:
+        return "use_cache=False"
+    if batch_size != 1:
+        return f"a batch of {batch_size} rows"
+    if key_mask is not None:
+        return "padding, which a key_mask tells"
+    if not isinstance(model, GPT):
+        return f"a {type(model).__name__}"
+    if any(torch.is_autocast_enabled(device) for device in devices):
+        return "autocast"
+    if _has_any_global_hook():
+        return "hooks on all modules"
+    shapes = []
+    for module in model.modules():
+        if type(module) not in PARTS or vars(module).keys() & vars(type(module)).keys():
+            return f"a model with a part of its own ({type(module).__name__})"
+        if module._forward_hooks or module._forward_pre_hooks:
+            return "a model with hooks"
+        if type(module) is nn.LayerNorm and module.eps != EPS:
+            return f"a LayerNorm with eps={module.eps}"
+        if type(module) is nn.Embedding and module.max_norm is not None:
+            return f"an Embedding with max_norm={module.max_norm}"
+        for weight in module._parameters.values():
+            if weight is None:
+                return f"a {type(module).__name__} without all of its weights"
+            if weight.dtype != torch.float32 or weight.device.type not in devices:
+                return f"weights in {weight.dtype} on {weight.device.type}"
+            if not weight.is_contiguous():
+                return "weights that are not contiguous"
+            shapes.append(weight.shape)
+    return None if shapes == _shapes(model.config) else "weights of other shapes than its config's"
+
+
+@cache
+def _shapes(config: GPTConfig) -> list[torch.Size]:
+    """List the shapes of all weights, in the order in which modules are walked."""
+    with torch.device("meta"):
+        walked = GPT(config).modules()
+        return [weight.shape for module in walked for weight in module._parameters.values()]

@@ -1,0 +1,210 @@
+"""The compiled rung: the whole step as one function, through C++."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import inspect
+import json
+import platform
+import tempfile
+import warnings
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor, nn
+
+from lab35.model import GPT, GPTConfig
+from lab35.speed.engine import Engine, padded
+from lab35.speed.storage import ONE_AT_A_TIME, cache_folder
+
+INDUCTOR = {
+    # Without these two, a LayerNorm is worked out anew in each row of the product that reads it.
+    "realize_acc_reads_threshold": 4,
+    "realize_opcount_threshold": 8,
+    "memory_planning": True,  # one allocation for all that lies between input and output
+    "cpp.threads": 1,
+    "aot_inductor.package_constants_in_so": False,
+}
+"""How the step is compiled. The names are internal to torch, and belong to a version of it."""
+
+
+class _Step(nn.Module):
+    """The decode step as one pure function, for the compiler: static shapes, no write.
+
+    Attention runs over the whole block, and what is not stored yet weighs nothing. The token's own
+    key and value take part beside the cache, and are returned for the caller to store.
+    """
+
+    def __init__(self, model: GPT) -> None:
+        super().__init__()
+        self.model = model
+        columns = torch.arange(model.config.block_size, device=model.wte.weight.device)
+        self.register_buffer("columns", columns)
+
+    def forward(self, token: Tensor, at: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
+        """Take token (1, 1), position (1,) and cache (L, 2, H, T, D); see `Compiled`."""
+        model, (C, D) = self.model, (self.model.config.n_embd, self.model.config.head_dim)
+        past = self.columns < at  # (T,)
+        x = (model.wte.weight[token] + model.wpe.weight[at]).view(C)
+        made = []
+        for block, (keys, values) in zip(model.blocks, kv, strict=True):  # each (H, T, D)
+            q, k, v = _matvec(block.attn.qkv, block.ln_1(x)).view(3, -1, 1, D)  # (H, 1, D)
+            made.append(torch.stack((k, v)))
+            q = q * D**-0.5
+            own = (k * q).sum(-1)  # (H, 1)
+            scores = torch.where(past, (keys * q).sum(-1), float("-inf"))  # (H, T)
+            # A softmax over both, in its parts: to join them first would copy all values.
+            top = torch.maximum(scores.amax(-1, keepdim=True), own)
+            weights, weight = (scores - top).exp(), (own - top).exp()
+            y = (weights[..., None] * values).sum(1) + weight * v[:, 0]  # (H, D)
+            y = y / (weights.sum(-1, keepdim=True) + weight)
+            x = x + _matvec(block.attn.proj, y.view(C))
+            h = F.gelu(_matvec(block.fc, block.ln_2(x)), approximate="tanh")
+            x = x + _matvec(block.proj, h)
+        logits = (model.wte.weight * model.ln_f(x)).sum(-1)  # (V,)
+        return logits, torch.stack(made)  # (L, 2, H, 1, D)
+
+
+def _matvec(linear: nn.Linear, x: Tensor) -> Tensor:
+    """Multiply a matrix and a vector in a spelling that the compiler fuses and vectorises."""
+    return (linear.weight * x).sum(-1) + linear.bias
+
+
+class Compiled(Engine):
+    """The whole step as one compiled function: no dispatch between operations.
+
+    `torch.export` traces it, AOTInductor writes C++ and has it compiled, once, into a file in the
+    user's cache folder. The file holds no weights: it reads the model's own, and serves every
+    checkpoint of these sizes.
+
+    Args:
+        model: The model to run, in float32 on the CPU.
+        max_len: Positions to make room for. Defaults to the model's block size.
+
+    Raises:
+        RuntimeError: If the step cannot be compiled here.
+    """
+
+    def __init__(self, model: GPT, max_len: int | None = None) -> None:
+        with ONE_AT_A_TIME:
+            self.run = _bound(model)
+        self.positions = torch.arange(model.config.block_size, device="cpu")
+        super().__init__(model, max_len)
+
+    def _store(self, k: Tensor, v: Tensor) -> None:
+        # The compiled shape is the whole block, whatever max_len allows to be used.
+        self.kv = padded(torch.cat((k, v), dim=1), self.config.block_size)  # (L, 2, H, T, D)
+
+    def _step(self, token: Tensor, at: int) -> Tensor:
+        logits, made = self.run([token, self.positions.narrow(0, at, 1), self.kv])
+        self.kv.narrow(3, at, 1).copy_(made)
+        return logits
+
+
+_LOADED: WeakKeyDictionary[GPT, tuple[Any, list[int], dict[str, Tensor]]] = WeakKeyDictionary()
+"""The compiled step of each model that is alive: loading a file takes as long as a short text.
+
+Beside it stand the addresses of the weights that it points at, and these weights, so that they live
+as long."""
+
+
+def _bound(model: GPT) -> Any:
+    """Load the compiled step, and point it at the weights that the model has now."""
+    loaded, bound_to, _ = _LOADED.get(model, (None, None, {}))
+    addresses = [weight.data_ptr() for weight in model.parameters()]
+    if addresses == bound_to:
+        return loaded.loader.run
+    if loaded is None:
+        path, reason = _compile(model.config)
+        if path is not None and not path.exists():  # deleted since
+            _compile.cache_clear()
+            path, reason = _compile(model.config)
+        if path is None:
+            raise RuntimeError(reason)
+        try:
+            loaded = torch._inductor.aoti_load_package(str(path))
+        except Exception as error:  # whatever a damaged file does to the loader
+            raise RuntimeError(f"{path} cannot be loaded, delete it: {error}") from None
+    step = _Step(model)
+    # Weights that two modules share have a name in each.
+    weights = dict(step.named_parameters(remove_duplicate=False)) | dict(step.named_buffers())
+    constants = {name: weights[name].detach() for name in loaded.get_constant_fqns()}
+    borrowed = {name: _borrowed(weight) for name, weight in constants.items()}
+    loaded.load_constants(borrowed, check_full_update=True, user_managed=True)
+    _LOADED[model] = loaded, addresses, constants
+    return loaded.loader.run
+
+
+def _borrowed(weight: Tensor) -> Tensor:
+    """View a weight without keeping it alive: torch never lets go of a constant it was handed."""
+    memory = (ctypes.c_char * weight.nbytes).from_address(weight.data_ptr())
+    return torch.frombuffer(memory, dtype=weight.dtype).view(weight.shape)
+
+
+@cache
+def _compile(config: GPTConfig) -> tuple[Path | None, str]:
+    """Find the compiled step of these sizes, or make it; None and the reason where that fails."""
+    path = cache_folder() / f"decode-{_key(config)}.pt2"
+    if path.exists():
+        return path, ""
+    console = Console(stderr=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            console.status("compiling the decode step, once; this takes half a minute"),
+            tempfile.TemporaryDirectory(dir=path.parent) as folder,
+            torch.inference_mode(False),
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),
+            torch.device("cpu"),  # whatever the caller's default is
+            warnings.catch_warnings(action="ignore"),  # torch's, about its own parts
+        ):
+            sizes = (config.n_layer, 2, config.n_head, config.block_size, config.head_dim)
+            step = _Step(GPT(config)).to("cpu", torch.float32).eval()
+            example = (
+                torch.zeros(1, 1, dtype=torch.int64),
+                torch.zeros(1, dtype=torch.int64),
+                torch.zeros(sizes, dtype=torch.float32),
+            )
+            made = torch._inductor.aoti_compile_and_package(
+                torch.export.export(step, example),
+                package_path=str(Path(folder) / path.name),
+                inductor_configs=dict(INDUCTOR),  # it is written to
+            )
+            Path(made).replace(path)  # whole or not at all
+    except Exception as error:  # a compiler fails in more ways than can be listed
+        first = str(error).strip().partition("\n")[0]
+        return None, f"{type(error).__name__}: {first}"
+    return path, ""
+
+
+def _key(config: GPTConfig) -> str:
+    """Name everything that the compiled file depends on; the weights are not among it."""
+    told = [
+        torch.__version__,
+        platform.platform(),
+        _processor(),
+        asdict(replace(config, dropout=0.0)),  # no dropout in a decode step
+        INDUCTOR,
+        inspect.getsource(_Step),
+        inspect.getsource(_matvec),
+    ]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:20]
+
+
+def _processor() -> str:
+    """Tell apart processors whose instructions differ: the compiler uses all that it finds."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return "\n".join(
+            sorted({line for line in lines if line.startswith(("model name", "flags"))})
+        )
+    except OSError:
+        return platform.processor()
