@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from lab35.terminal import error_console
 from lab35_course.figure import FIGURES, Drawing, check_figures, discover, write_figure
 from lab35_course.results import ROOT, Problem, Result, read_results
 
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+console = error_console(highlight=False, soft_wrap=True)
 
 
 def draw(drawings: Sequence[Drawing], stored: Mapping[str, Result]) -> Iterator[Problem]:

@@ -14,14 +14,14 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
 from lab35.checkpoint import replacing
+from lab35.terminal import error_console
 from lab35_course.fence_runner import FenceFailure, FenceRunner
 from lab35_course.fences import FenceError, examples, place, sources, with_outputs
 from lab35_course.results import ROOT, track
 
-console = Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
+console = error_console(highlight=False, markup=False, soft_wrap=True)
 
 
 def rerun(path: Path, runner: FenceRunner) -> tuple[str, str]:

@@ -13,8 +13,8 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from lab35.terminal import error_console
 from lab35_course.figure import discover
 from lab35_course.markers import Sources, check, write_pages
 from lab35_course.results import (
@@ -27,7 +27,7 @@ from lab35_course.results import (
     write_result,
 )
 
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+console = error_console(highlight=False, soft_wrap=True)
 
 
 def select(registry: Registry, patterns: list[str]) -> list[str]:

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from lab35.checkpoint import replacing, save_checkpoint
 from lab35.model import GPT, GPTConfig
+from lab35.terminal import error_console
 from lab35.tokenizer import Tokenizer
 
 EBOOK = "https://www.gutenberg.org/cache/epub/1661/pg1661.txt"
@@ -317,7 +318,7 @@ def main(
     seed: Annotated[int, typer.Option()] = Recipe.seed,
 ) -> None:
     """Train a tokenizer and the 875,264-parameter model on one book."""
-    console = Console(stderr=True)
+    console = error_console()
     torch.set_num_threads(threads)
     try:
         recipe = Recipe(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import subprocess
 import sys
@@ -151,3 +152,18 @@ def test_the_script_says_it_in_one_line(tmp_path: Path) -> None:
     assert ran.stderr.startswith("train: error: corpus must be a UTF-8 text file")
     assert ran.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_log_holds_every_line_whatever_colour_is_wished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`FORCE_COLOR` makes no terminal of a file: a line an evaluation, and no frames of a bar."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    log = io.StringIO()
+    monkeypatch.setattr("sys.stderr", log)
+    script.train(start(), tmp_path / "run", script.error_console())
+
+    assert ["step 4", "step 8", "step 12"] == [
+        line.split(":")[0] for line in log.getvalue().splitlines()
+    ]
+    assert "\x1b" not in log.getvalue()

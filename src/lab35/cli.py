@@ -28,7 +28,6 @@ from typing import Annotated, Any, get_args
 
 import torch
 import typer
-from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 from typer.exceptions import TyperException
@@ -41,6 +40,7 @@ from lab35.model import GPT
 from lab35.sampling import check_sampling
 from lab35.speed import EngineName, choose_engine, new_engine, why_not
 from lab35.streaming import generate_stream
+from lab35.terminal import error_console
 from lab35.timing import (
     Latency,
     clock_on,
@@ -377,7 +377,7 @@ def bench(
             _note(f"without {name}: {_one_line(reason)}")
     if not variants:
         raise ValueError(f"only must name something that runs here, got {', '.join(chosen)}")
-    console = Console(stderr=True)
+    console = error_console()
     with threads(thread_count):
         rounds = track(
             interleaved(variants, repeats=repeats),

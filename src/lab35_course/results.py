@@ -37,10 +37,10 @@ from types import ModuleType
 from typing import Any, Literal, TypeVar
 
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from lab35.checkpoint import replacing
+from lab35.terminal import error_console
 from lab35.timing import threads, time_paired
 
 __all__ = [
@@ -505,7 +505,7 @@ def track(names: Iterable[str], verb: str) -> Iterator[str]:
     Yields:
         The names in order.
     """
-    names, console = list(names), Console(stderr=True)
+    names, console = list(names), error_console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(verb, total=len(names))
