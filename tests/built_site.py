@@ -99,10 +99,15 @@ class Site:
         return self._read[path]
 
 
-def build(folder: Path) -> str:
-    """Build the site in strict mode, and return what was wrong; nothing is the empty string."""
+def build(folder: Path, **settings: str) -> str:
+    """Build the site in strict mode, and return what was wrong; nothing is the empty string.
+
+    Args:
+        folder: Where it is built.
+        settings: Variables of the environment to set.
+    """
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "SITE_URL": ""} | settings
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     told = [line for line in done.stderr.splitlines() if line.startswith(("WARN", "ERR", "Abort"))]
     return "" if done.returncode == 0 else "\n".join(told or [done.stderr])

@@ -1,10 +1,10 @@
-"""What pytest loads before the tests: fixtures, the built site, and the means to test a plug-in."""
+"""What pytest loads before the tests: fixtures, the site, a browser, and a plug-in's test bench."""
 
 from __future__ import annotations
 
 import pytest
 
-pytest_plugins = ["shared", "built_site", "pytester"]
+pytest_plugins = ["shared", "built_site", "chromium", "pytester"]
 
 LONGEST_FIRST = ["test_browser.py", "test_speed.py"]
 """Files that would end last if they began last, where workers run files side by side."""

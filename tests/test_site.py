@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 import markdown
 import pytest
-from built_site import DOCS, PAGES, ROOT, Element, Site, elements
+from built_site import DOCS, PAGES, ROOT, Element, Site, build, elements
 
 from lab35_course import inline_svg
 from lab35_course.fences import count_python_fences
@@ -17,7 +17,7 @@ from lab35_course.mathml import to_mathml
 
 FETCHED = {"src", "srcset", "poster", "data", "action", "formaction"}
 NAMED_ONLY = {"alternate", "author", "canonical", "license", "next", "prev"}
-MARKUP = re.compile(r"```|~~~|\]\(|\*\*|\{\s*[.#:]|\$\$|\\\(|\\\[|^\s*(?:!!!|\?\?\?|===) ")
+MARKUP = re.compile(r"```|~~~|\]\(|\*\*|\{\s*[.#:]|\$|\\\(|\\\[|^\s*(?:!!!|\?\?\?|===) ")
 REMOTE = re.compile(r"^\s*(?:https?:)?//", re.IGNORECASE)
 REMOTE_IN_CSS = re.compile(r"(?:url\(\s*|@import\s+)[\"']?(?:https?:)?//", re.IGNORECASE)
 REMOTE_IN_SCRIPT = re.compile(r"[\"'`](?:https?:)?//[\w-]+\.", re.IGNORECASE)
@@ -94,9 +94,9 @@ def test_every_reference_within_the_site_leads_somewhere(site: Site) -> None:
     ids = {path.resolve(): {e.attributes.get("id") for e in found} for path, found in read.items()}
     broken = []
     for page, found in read.items():
-        if page.name == "404.html":  # served at any depth, so its paths start at the root
-            continue
         for element in found:
+            if element.attributes.get("id") == "home":  # of 404.html, which a script leads there
+                continue
             for name in ("href", "src"):
                 reference = element.attributes.get(name, "")
                 if not reference or urlsplit(reference).scheme or REMOTE.search(reference):
@@ -107,6 +107,25 @@ def test_every_reference_within_the_site_leads_somewhere(site: Site) -> None:
                     broken.append(f"{page.relative_to(site.folder)}: {reference}")
 
     assert [] == broken
+
+
+def test_a_map_of_the_site_names_addresses_or_is_not_there(site: Site, tmp_path: Path) -> None:
+    """Guards robots: addresses need a host, and a map without one would be empty."""
+    assert [] == sorted(site.folder.glob("sitemap.xml*"))
+
+    assert "" == build(tmp_path / "hosted", SITE_URL="https://example.org/lab35/")
+    found = ET.parse(tmp_path / "hosted" / "sitemap.xml").findall(".//{*}loc")
+    expected = {f"https://example.org/lab35/{Path(page).with_suffix('.html')}" for page in PAGES}
+    assert expected == {location.text for location in found}
+    assert 'href="/lab35/index.html"' in (tmp_path / "hosted" / "404.html").read_text("utf-8")
+
+
+def test_every_page_has_a_title_of_its_own(site: Site) -> None:
+    """Guards tabs, bookmarks and lists of results: no title is missing or used twice."""
+    titles = [e.text.strip() for _, found in site.pages() for e in found if e.tag == "title"]
+
+    assert len(list(site.pages())) == len(set(titles)) == len(titles)
+    assert all(titles)
 
 
 def python_blocks(found: list[Element]) -> int:
@@ -151,8 +170,9 @@ def test_no_markup_shows_in_the_text(page: str, site: Site) -> None:
     for element in site.elements(page):
         if element.tag in ("code", "script", "style") or element.inside("code", "pre"):
             continue
-        shown = MARKUP.search(element.text)
-        assert shown is None, f"{element.tag}: {element.text.strip()!r}"
+        for text in (element.text, *map(element.attributes.get, ("alt", "aria-label", "title"))):
+            shown = MARKUP.search(text or "")
+            assert shown is None, f"{element.tag}: {(text or '').strip()!r}"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -174,6 +194,7 @@ def render(text: str) -> str:
         extensions=[
             "attr_list",
             "md_in_html",
+            "tables",
             "pymdownx.arithmatex",
             "pymdownx.highlight",
             "pymdownx.superfences",
@@ -205,6 +226,41 @@ def test_unknown_tex_is_refused(tex: str) -> None:
         to_mathml(tex, display=False)
     with pytest.raises(ValueError, match="formula"):
         render(f"Text with ${tex}$ in it.")
+
+
+TABLE = "| a | b |\n|--|--|\n| {} | y |\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TABLE.format("$|x|$"),
+        TABLE.format(r"$\|x\|$"),
+        "From $5 on",
+        "**$x** $y$",
+        "# Of $ 5$",
+        "$a",
+    ],
+)
+def test_a_dollar_without_a_formula_is_refused(text: str) -> None:
+    """Guards what passes as text: a pipe cuts a formula in two, a blank makes it none."""
+    with pytest.raises(ValueError, match=r"\\lvert x \\rvert"):
+        render(text)
+
+
+@pytest.mark.parametrize("text", [r"From \$5 on", "`$x`", "```{.sh}\necho $x\n```", r"$5 \$$"])
+def test_a_dollar_that_is_meant_stays(text: str) -> None:
+    """Guards prose, code and formulas that show the sign."""
+    assert re.search(r">[^<]*\$", render(text))
+
+
+def test_a_table_shows_formulas_with_pipes() -> None:
+    """Guards the remedy that the refusal names, and formulas outside tables, which need none."""
+    shown = [render(text) for text in (TABLE.format(r"$\lvert x \rvert$"), "So $|x|$")]
+
+    assert [[2, "x"]] * 2 == [
+        [html.count(">|</mo>"), "x" * ("<mi>x</mi>" in html)] for html in shown
+    ]
 
 
 def test_options_for_the_test_runner_do_not_reach_the_page() -> None:

@@ -12,8 +12,11 @@ const observer = new ResizeObserver((entries) => {
   }
 });
 
-/* The theme wraps tables once a page is there, and then emits on `document$`. */
-document$.subscribe(() => {
+/* The theme wraps tables once a page is there, and then emits on `document$`; where its script did
+   not arrive, the page is there all the same. */
+const page = window.document$ ?? { subscribe: (run) => run() };
+
+page.subscribe(() => {
   document.querySelector(".md-search").ariaLabel = "Search";
   observer.disconnect();
   requestAnimationFrame(() =>
