@@ -16,9 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab35 import GPT, KVCache, Tokenizer, cli, generate, trace_step, verify_cache
+from lab35 import GPT, KVCache, Tokenizer, generate, load_pretrained, trace_step, verify_cache
 from lab35.checkpoint import ASSETS
-from lab35.cli import BENCH_VARIANTS, app, main
+from lab35.cli import app, main
+from lab35.cli.bench import BENCH_VARIANTS
+from lab35.cli.models import encode, pad
+from lab35.cli.texts import ROUNDS
 from lab35.speed import Lean
 
 LAB35 = Path(sys.executable).with_name("lab35")
@@ -533,7 +536,8 @@ def test_a_bench_is_a_table_for_people(
     """One line a variant, also for one that is added later; what is missing is told once."""
     monkeypatch.setitem(BENCH_VARIANTS, "another", {})
     monkeypatch.setattr(
-        "lab35.cli.why_not", lambda name, _: None if name in ("eager", "lean") else "not\nhere"
+        "lab35.cli.bench.why_not",
+        lambda name, _: None if name in ("eager", "lean") else "not\nhere",
     )
     code, out, err = run(capsys, "bench", "--max-new-tokens", "1", "--repeats", "1")
     assert (code, err) == (0, "without compiled: not here\nwithout numba: not here\n")
@@ -603,7 +607,9 @@ def test_a_bench_says_what_is_missing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the object and on stderr; with nothing left to time it is an error."""
-    monkeypatch.setattr("lab35.cli.why_not", lambda name, _: "gone" if name == "lean" else None)
+    monkeypatch.setattr(
+        "lab35.cli.bench.why_not", lambda name, _: "gone" if name == "lean" else None
+    )
     options = ("--max-new-tokens", "2", "--repeats", "1", "--only", "lean")
     _, told = bench(capsys, *options, "--only", "eager")
     assert (told["missing"], told["baseline"], told["device"]) == ({"lean": "gone"}, "eager", "cpu")
@@ -624,7 +630,7 @@ def test_a_benchmark_runs_the_engine_that_the_text_runs(
     code, _, err = run(capsys, *words)
     assert code == 0
     assert f"with the cache and the {engine} engine" in err
-    texts = 1 + 1 + cli.ROUNDS  # the text itself, a warm-up, the rounds
+    texts = 1 + 1 + ROUNDS  # the text itself, a warm-up, the rounds
     assert len(steps) == (2 * texts if engine == "lean" else 0)
 
 
@@ -661,9 +667,9 @@ def test_a_device_that_is_not_there(
 
 def test_everything_is_made_where_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompt, batch and mask go to the model's device, seen on meta, which holds no numbers."""
-    model, tokenizer = cli.load_pretrained()
+    model, tokenizer = load_pretrained()
     model = model.to("meta")
-    idx, mask = cli._pad(model, tokenizer, [[1], [2, 3]])
-    assert cli._encode(model, tokenizer, "Holmes").is_meta
+    idx, mask = pad(model, tokenizer, [[1], [2, 3]])
+    assert encode(model, tokenizer, "Holmes").is_meta
     assert idx.is_meta
     assert mask.is_meta

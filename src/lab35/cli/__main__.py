@@ -1,0 +1,7 @@
+"""`python -m lab35.cli`, for where the console script is not on the path."""
+
+import sys
+
+from lab35.cli import main
+
+sys.exit(main())

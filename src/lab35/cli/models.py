@@ -1,0 +1,53 @@
+"""What runs: the checkpoint, the device, the engine, and prompts as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lab35.batching import left_pad
+from lab35.checkpoint import load_pretrained
+from lab35.model import GPT
+from lab35.speed import EngineName, choose_engine, new_engine
+from lab35.tokenizer import Tokenizer
+
+
+def load(checkpoint: Path | None, device: str) -> tuple[GPT, Tokenizer]:
+    """Load a checkpoint onto a device that is there."""
+    seen = ["cpu"] + [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    if device not in seen and not (device == "cuda" and len(seen) > 1):
+        raise ValueError(f"device must be one of {', '.join(seen)}, got {device!r}")
+    model, tokenizer = load_pretrained(checkpoint)
+    return model.to(device), tokenizer
+
+
+def ready(
+    engine: EngineName | None, model: GPT, *, batch: bool = False, use_cache: bool = True
+) -> EngineName:
+    """Choose the engine, and have compiled what must be before a text begins.
+
+    A batch is padded, if only by nothing, and padding is left to the model itself.
+    """
+    if batch and engine not in (None, "eager"):
+        raise ValueError(f"--batch-prompts must stand without --engine {engine}, got both")
+    name = "eager" if batch else choose_engine(engine, model, 1, use_cache=use_cache)
+    if name != "eager":
+        new_engine(name, model)
+    return name
+
+
+def encode(model: GPT, tokenizer: Tokenizer, prompt: str) -> Tensor:
+    """Turn a prompt into ids, shape (1, P), where the model is."""
+    ids = tokenizer.encode(prompt)
+    if not ids:
+        raise ValueError("prompt must hold at least one character, got ''")
+    return torch.tensor([ids], device=model.wte.weight.device)
+
+
+def pad(model: GPT, tokenizer: Tokenizer, rows: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    """Join rows of ids into a batch and its mask, where the model is."""
+    idx, key_mask = left_pad(rows, tokenizer.eos_id)
+    return idx.to(model.wte.weight.device), key_mask.to(model.wte.weight.device)

@@ -1,0 +1,279 @@
+"""`lab35 generate`: one text, or several as a batch; verified and timed if that is asked for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from lab35.batching import completions
+from lab35.cli.models import encode, load, pad, ready
+from lab35.cli.options import (
+    DEFAULTS,
+    CheckpointOption,
+    DeviceOption,
+    EngineOption,
+    FileOption,
+    JsonOption,
+    PromptOption,
+    SeedOption,
+    Settings,
+    TemperatureOption,
+    TokensOption,
+    TopKOption,
+    TopPOption,
+)
+from lab35.cli.streams import note, read_prompt, unescape
+from lab35.loop import decode_steps
+from lab35.loop import generate as run_generate
+from lab35.model import GPT
+from lab35.speed import EngineName
+from lab35.streaming import generate_stream
+from lab35.timing import (
+    clock_on,
+    time_paired,
+)
+from lab35.tokenizer import Tokenizer
+from lab35.verification import VerifyReport, verify_cache
+
+ROUNDS = 5
+
+
+def generate(
+    prompt: PromptOption = None,
+    prompt_file: FileOption = None,
+    batch_prompts: Annotated[
+        str | None,
+        typer.Option(help='Continue several prompts as one padded batch: "A|B|C".'),
+    ] = None,
+    max_new_tokens: TokensOption = DEFAULTS.max_new_tokens,
+    temperature: TemperatureOption = DEFAULTS.temperature,
+    top_k: TopKOption = DEFAULTS.top_k,
+    top_p: TopPOption = DEFAULTS.top_p,
+    seed: SeedOption = DEFAULTS.seed,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="<str>", help=r"End before this string; can be repeated, \n is a line break."
+        ),
+    ] = None,
+    cache: Annotated[bool, typer.Option(help="Keep keys and values, or recompute them.")] = True,
+    engine: EngineOption = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hold the cache against the uncached model too.")
+    ] = False,
+    benchmark: Annotated[
+        bool, typer.Option("--benchmark", help="Time the text with and without the cache too.")
+    ] = False,
+    stream: Annotated[
+        bool | None,
+        typer.Option(help="Show text as it comes; with --json it goes to stderr, if asked for."),
+    ] = None,
+    checkpoint: CheckpointOption = None,
+    device: DeviceOption = "cpu",
+    as_json: JsonOption = False,
+) -> int:
+    """Continue a prompt, or several as a batch.
+
+    The text appears token by token. The end-of-text token ends it early, and so does the model's
+    last position, unless --no-cache lets the window slide.
+    """
+    settings = Settings(temperature, top_k, top_p, max_new_tokens, seed)
+    model, tokenizer = load(checkpoint, device)
+    engine = ready(engine, model, batch=batch_prompts is not None, use_cache=cache)
+    loop = {"use_cache": cache, "engine": engine}
+    if batch_prompts is None:
+        show = (
+            _no_show if as_json and not stream else _show_on(sys.stderr if as_json else sys.stdout)
+        )
+        result = _continue_one(
+            model,
+            tokenizer,
+            read_prompt(prompt, prompt_file),
+            settings,
+            [unescape(string) for string in stop or ()],
+            loop,
+            show if stream is not False else _at_the_end(show),
+        )
+        texts = [result["prompt"]]
+    else:
+        for name, value in (("--prompt", prompt), ("--prompt-file", prompt_file), ("--stop", stop)):
+            if value:
+                raise ValueError(f"--batch-prompts must stand without {name}, got {value!r} too")
+        if stream:
+            raise ValueError("--batch-prompts must stand without --stream, got both")
+        texts = batch_prompts.split("|")
+        result = _continue_batch(model, tokenizer, texts, settings, loop)
+        if not as_json:
+            for text, completion in zip(texts, result["completion"], strict=True):
+                print(text, end="", file=sys.stderr, flush=True)
+                print(completion, flush=True)
+            note(f"batch: each row {'IS' if result['batch_consistent'] else 'IS NOT'} its own run")
+
+    reports = [_verify(model, tokenizer, text, max_new_tokens, engine) for text in texts if verify]
+    if verify:
+        result["verify"] = [report.as_dict() for report in reports]
+        if batch_prompts is None:
+            result["verify"] = result["verify"][0]
+    if benchmark:
+        result["benchmark"] = _benchmark(model, tokenizer, texts, settings, engine)
+    if as_json:
+        print(json.dumps(result, ensure_ascii=False))
+    else:
+        for report in reports:
+            note(report.summary())
+        if benchmark:
+            note(_benchmark_line(result["benchmark"]))
+    return int(result["batch_consistent"] is False or not all(reports))
+
+
+def _continue_one(
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompt: str,
+    settings: Settings,
+    stop: Sequence[str],
+    loop: dict[str, Any],
+    show: Callable[[str | None], None],
+) -> dict[str, Any]:
+    """Write one text, showing each piece; `show(None)` ends the line."""
+    steps = decode_steps(
+        model,
+        encode(model, tokenizer, prompt),
+        settings.max_new_tokens,
+        **settings.choice(),
+        generator=settings.generator(model),
+        eos_id=tokenizer.eos_id,
+        **loop,
+    )
+    events = generate_stream(tokenizer, steps, stop=stop)
+    if show is not _no_show:
+        print(prompt, end="", file=sys.stderr, flush=True)
+    pieces, reason = [], None
+    try:
+        for event in events:
+            pieces.append(event.text)
+            show(event.text)
+            reason = event.stop_reason
+    finally:
+        show(None)
+    return _result(prompt, "".join(pieces), reason)
+
+
+def _continue_batch(
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    settings: Settings,
+    loop: dict[str, Any],
+) -> dict[str, Any]:
+    """Write several texts at once, and compare each row with its own run."""
+    rows = [encode(model, tokenizer, prompt)[0].tolist() for prompt in prompts]
+    idx, key_mask = pad(model, tokenizer, rows)
+    options = settings.choice() | {"eos_id": tokenizer.eos_id} | loop
+    made = run_generate(
+        model,
+        idx,
+        settings.max_new_tokens,
+        key_mask=key_mask,
+        generators=[settings.generator(model) for _ in rows],
+        **options,
+    )
+    together = completions(made, tokenizer.eos_id)
+    alone = []
+    for row in rows:
+        # A padded row runs out of positions sooner: compare as many tokens as the batch has.
+        own = run_generate(
+            model,
+            torch.tensor([row], device=idx.device),
+            made.new_tokens.shape[1],
+            generator=settings.generator(model),
+            **options,
+        )
+        alone += completions(own, tokenizer.eos_id)
+    texts = [tokenizer.decode(ids) for ids in together]
+    return _result(list(prompts), texts, made.stop_reason, batch_consistent=together == alone)
+
+
+def _result(prompt: Any, completion: Any, stop_reason: str | None, **more: Any) -> dict[str, Any]:
+    """Lay out the JSON object; what was not asked for is null."""
+    empty = {"verify": None, "benchmark": None, "batch_consistent": None}
+    return {"prompt": prompt, "completion": completion, "stop_reason": stop_reason} | empty | more
+
+
+def _verify(
+    model: GPT, tokenizer: Tokenizer, prompt: str, steps: int, engine: EngineName
+) -> VerifyReport:
+    idx = encode(model, tokenizer, prompt)
+    room = model.config.block_size + 1 - idx.shape[1]
+    return verify_cache(model, idx, max(1, min(steps, room)), engine=engine)
+
+
+def _benchmark(
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    settings: Settings,
+    engine: EngineName,
+) -> dict[str, Any]:
+    """Time the same texts with and without the cache, in turns."""
+    rows = [encode(model, tokenizer, prompt)[0].tolist() for prompt in prompts]
+    idx, key_mask = pad(model, tokenizer, rows)
+    new = max(1, min(settings.max_new_tokens, model.config.block_size + 1 - idx.shape[1]))
+
+    mask = key_mask if len(rows) > 1 else None
+    write = partial(run_generate, model, idx, new, temperature=0, key_mask=mask)
+    variants = {
+        "uncached": partial(write, use_cache=False),
+        "cached": partial(write, engine=engine),
+    }
+    timed = time_paired(variants, repeats=ROUNDS, clock=clock_on(idx.device))
+    cached, uncached = (timed["variants"][name] for name in ("cached", "uncached"))
+    return {
+        "rows": len(rows),
+        "prompt_tokens": idx.shape[1],
+        "new_tokens": new,
+        "engine": engine,
+        "threads": timed["threads"],
+        "rounds": timed["samples"],
+        "cached_seconds": cached["seconds"]["median"],
+        "uncached_seconds": uncached["seconds"]["median"],
+        "speedup": cached["speedup"]["median"],
+        "tokens_per_second": len(rows) * new / cached["seconds"]["median"],
+    }
+
+
+def _benchmark_line(told: dict[str, Any]) -> str:
+    return (
+        f"benchmark: {told['rows']} × {told['new_tokens']} greedy tokens, "
+        f"{told['threads']} threads, median of {told['rounds']}: "
+        f"{told['tokens_per_second']:,.0f} tokens a second with the cache and the "
+        f"{told['engine']} engine, {told['speedup']:.1f} times faster than without both"
+    )
+
+
+def _show_on(file: Any) -> Callable[[str | None], None]:
+    return lambda text: print("\n" if text is None else text, end="", file=file, flush=True)
+
+
+def _no_show(text: str | None) -> None:
+    """Show nothing."""
+
+
+def _at_the_end(show: Callable[[str | None], None]) -> Callable[[str | None], None]:
+    """Hold every piece back until the text has ended."""
+    pieces: list[str] = []
+
+    def collect(text: str | None) -> None:
+        if text is not None:
+            pieces.append(text)
+            return
+        show("".join(pieces))
+        show(None)
+
+    return collect
