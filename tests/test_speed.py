@@ -36,7 +36,7 @@ from lab35.speed import (
     why_not,
 )
 from lab35.speed.engine import parts_of
-from lab35.verification import verify
+from lab35.verification import verify, verify_cache
 
 RUNGS = {
     "textbook": Textbook,
@@ -740,6 +740,39 @@ def test_without_a_compiler_lean_runs_with_one_warning(
     assert texts[0].tokens.tolist() == texts[1].tokens.tolist() == expected.tokens.tolist()
     assert not any(cache_folder().iterdir())
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_what_ran_is_named_and_not_what_was_asked_for(
+    fresh: Path, no_compiler: None, model: GPT, prompt: Tensor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A verification of the lean step must not be taken for one of the compiled step."""
+    assert new_engine("compiled", model).name == "lean"
+    assert generate(model, prompt, 3, engine="compiled").engine == "lean"
+    report = verify_cache(model, prompt, 3, engine="compiled")
+    assert (report.engine, report.engine_asked) == ("lean", "compiled")
+    assert "engine lean in place of compiled," in report.summary()
+    assert report.as_dict()["engine"] == "lean"
+    assert main(["verify", "--engine", "compiled", "--steps", "3"]) == 0
+    assert "engine lean in place of compiled" in "".join(capsys.readouterr())
+
+
+def test_each_engine_goes_by_its_name(model: GPT, prompt: Tensor, engine: str) -> None:
+    """A text, a step and a report say which engine ran; without a cache there is none."""
+    assert generate(model, prompt, 2, engine=engine).engine == engine
+    assert next(decode_steps(model, prompt, 2, engine=engine)).engine == engine
+    assert f"engine {engine}, batch of 1" in verify_cache(model, prompt, 2, engine=engine).summary()
+    assert generate(model, prompt, 2).engine == "lean"
+    assert generate(model, prompt.repeat(2, 1), 2).engine == "eager"
+    assert verify_cache(model, prompt, 2).engine == "eager"
+    assert generate(model, prompt, 2, use_cache=False).engine is None
+    assert generate(model, prompt, 0, engine=engine).engine is None
+    assert (
+        verify(
+            lambda new: last_logits(model, new), lambda idx: last_logits(model, idx), prompt, 1
+        ).engine
+        is None
+    )
 
 
 def test_a_cache_folder_that_cannot_be_made(

@@ -545,6 +545,8 @@ def test_the_dictionary_holds_everything_and_is_json(model: GPT, prompt: Tensor)
     assert set(told) == {
         "passed",
         "steps",
+        "engine",
+        "engine_asked",
         "prompt_length",
         "atol",
         "max_abs_logit_diff",

@@ -54,11 +54,14 @@ class Step:
         token: Int64, shape (B, 1).
         fed: Tokens a row that this step ran through the model.
         stop_reason: Why this is the last step, or None.
+        engine: What scored it, such as `"lean"`; None without a cache. Where the engine that was
+            asked for cannot be had on this machine, it is not that one.
     """
 
     token: Tensor
     fed: int
     stop_reason: StopReason | None
+    engine: str | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Generation:
         stop_reason: `"max_new_tokens"`, `"eos"` when every row has ended, or `"context_limit"`.
         forwards: Calls of the model.
         token_forwards: Tokens a row that ran through the model, over all calls.
+        engine: What ran the steps, such as `"lean"`; None without a cache, and where no step ran.
     """
 
     tokens: Tensor
@@ -78,6 +82,7 @@ class Generation:
     stop_reason: StopReason
     forwards: int
     token_forwards: int
+    engine: str | None = None
 
     @property
     def new_tokens(self) -> Tensor:
@@ -153,17 +158,18 @@ def generate(
         block_size=block_size,
         engine=engine,
     )
-    tokens, fed, reason = [idx], [], None
+    tokens, fed, reason, ran = [idx], [], None, None
     for step in steps:
         tokens.append(step.token)
         fed.append(step.fed)
-        reason = step.stop_reason
+        reason, ran = step.stop_reason, step.engine
     return Generation(
         tokens=torch.cat(tokens, dim=1),
         prompt_length=idx.shape[1],
         stop_reason=reason or "max_new_tokens",
         forwards=len(fed),
         token_forwards=sum(fed),
+        engine=ran,
     )
 
 
@@ -276,6 +282,7 @@ def _steps(
             if engine == "eager"
             else new_engine(engine, model, size)
         )
+    ran = cache.name if isinstance(cache, Engine) else engine
     ended = torch.zeros(B, 1, dtype=torch.bool, device=idx.device)
 
     with evaluating(model):
@@ -313,7 +320,7 @@ def _steps(
                 reason = "max_new_tokens"
             elif full and on_context_limit == "stop":
                 reason = "context_limit"
-            yield Step(token, new.shape[1], reason)
+            yield Step(token, new.shape[1], reason, ran)
             if reason is not None:
                 return
 

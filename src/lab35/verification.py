@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor
 from lab35.cache import KVCache
 from lab35.loop import check_prompt
 from lab35.model import GPT, evaluating
-from lab35.speed import EngineName, choose_engine, new_engine
+from lab35.speed import Engine, EngineName, choose_engine, new_engine
 
 __all__ = ["Divergence", "VerifyReport", "verify", "verify_cache"]
 
@@ -72,6 +72,9 @@ class VerifyReport:
         margins: The smallest distance between the reference's two best logits at each step, over
             the rows.
         divergences: Every choice that differs, in order.
+        engine: What decoded, such as `"lean"`; None for a callable that is none of lab35's.
+        engine_asked: What `verify_cache` was asked for. Where that cannot be had on this machine,
+            `engine` differs from it.
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -80,6 +83,8 @@ class VerifyReport:
     differences: tuple[float, ...]
     margins: tuple[float, ...]
     divergences: tuple[Divergence, ...]
+    engine: str | None = None
+    engine_asked: str | None = None
 
     @property
     def steps(self) -> int:
@@ -145,7 +150,8 @@ class VerifyReport:
         choices = self.steps * rows
         lines = [
             f"verification {'passed' if self.passed else 'FAILED'}: "
-            f"1 prefill + {self.steps - 1} decode steps, batch of {rows}, atol {self.atol:g}",
+            f"1 prefill + {self.steps - 1} decode steps, {self._told_engine()}"
+            f"batch of {rows}, atol {self.atol:g}",
             f"  largest logit difference {largest:.1e} at step {at}, {within} atol",
             f"  smallest margin {smallest:.1e}, {self.safety_factor:,.1f} times the difference",
             f"  tokens: {choices - len(self.divergences)} of {choices} choices equal",
@@ -162,6 +168,14 @@ class VerifyReport:
             lines.append(f"  and {len(faults) - 1} more like the last")
         return "\n".join(lines)
 
+    def _told_engine(self) -> str:
+        """Name what decoded, and what was asked for if that is something else."""
+        if self.engine is None:
+            return ""
+        if self.engine_asked in (None, self.engine):
+            return f"engine {self.engine}, "
+        return f"engine {self.engine} in place of {self.engine_asked}, "
+
     def as_dict(self) -> dict[str, Any]:
         """Give everything as JSON can hold it: what is not finite becomes None.
 
@@ -172,6 +186,8 @@ class VerifyReport:
         return {
             "passed": self.passed,
             "steps": self.steps,
+            "engine": self.engine,
+            "engine_asked": self.engine_asked,
             "prompt_length": self.prompt_length,
             "atol": self.atol,
             "max_abs_logit_diff": _finite(self.max_abs_logit_diff),
@@ -222,7 +238,8 @@ def verify_cache(
     choose_engine(engine, model, len(idx))
     decode = _cached(model, len(idx)) if engine == "eager" else new_engine(engine, model)
     with evaluating(model):
-        return verify(decode, lambda tokens: model(tokens)[0][:, -1], idx, steps, atol=atol)
+        report = verify(decode, lambda tokens: model(tokens)[0][:, -1], idx, steps, atol=atol)
+    return replace(report, engine=report.engine or "eager", engine_asked=engine)
 
 
 def _cached(model: GPT, batch_size: int) -> Callable[[Tensor], Tensor]:
@@ -310,6 +327,7 @@ def verify(
         differences=tuple(differences),
         margins=tuple(margins),
         divergences=tuple(divergences),
+        engine=decode.name if isinstance(decode, Engine) else None,
     )
 
 

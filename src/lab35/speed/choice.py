@@ -73,7 +73,7 @@ def new_engine(name: EngineName, model: GPT, max_len: int | None = None) -> Engi
         max_len: Positions to make room for, as `Engine` checks. Defaults to the block size.
 
     Returns:
-        The engine, empty.
+        The engine, empty. Its `name` says which one it is.
     """
     try:
         return _make(name, model, max_len)

@@ -92,6 +92,8 @@ class Compiled(Engine):
         RuntimeError: If the step cannot be compiled here.
     """
 
+    name = "compiled"
+
     def __init__(self, model: GPT, max_len: int | None = None) -> None:
         with ONE_AT_A_TIME:
             self.run = _bound(model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,11 +27,14 @@ class Engine:
         max_len: Positions to make room for. Defaults to the model's block size.
 
     Attributes:
+        name: What it is called in a `Generation` or a report.
         length: Positions stored so far; the next token's position.
 
     Raises:
         ValueError: If `max_len` lies outside [1, block_size].
     """
+
+    name: ClassVar[str]
 
     def __init__(self, model: GPT, max_len: int | None = None) -> None:
         self.model = model

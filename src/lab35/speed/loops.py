@@ -150,6 +150,8 @@ class Jitted(Engine):
         RuntimeError: If numba is not installed.
     """
 
+    name = "numba"
+
     def __init__(self, model: GPT, max_len: int | None = None) -> None:
         super().__init__(model, max_len)
         blocks = tuple(_arrays(*parts_of(block)) for block in model.blocks)

@@ -24,6 +24,8 @@ class Recorded(Engine):
         max_len: Positions to make room for. Defaults to the model's block size.
     """
 
+    name = "compiled"
+
     def __init__(self, model: GPT, max_len: int | None = None) -> None:
         super().__init__(model, max_len)
         config, like = model.config, model.wte.weight

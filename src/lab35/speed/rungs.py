@@ -18,6 +18,8 @@ class Textbook(Engine):
         max_len: Positions to make room for. Defaults to the model's block size.
     """
 
+    name = "textbook"
+
     def _store(self, k: Tensor, v: Tensor) -> None:
         # each (L, 1, H, max_len, D)
         self.k, self.v = padded(k, self.max_len), padded(v, self.max_len)
@@ -46,6 +48,8 @@ class OneWrite(Engine):
         max_len: Positions to make room for. Defaults to the model's block size.
     """
 
+    name = "one write"
+
     def _store(self, k: Tensor, v: Tensor) -> None:
         # (L, 2, 1, H, max_len, D)
         self.kv = padded(torch.stack((k, v), dim=1), self.max_len)
@@ -73,6 +77,8 @@ class Lean(Engine):
         model: The model to run, in float32 on the CPU.
         max_len: Positions to make room for. Defaults to the model's block size.
     """
+
+    name = "lean"
 
     def __init__(self, model: GPT, max_len: int | None = None) -> None:
         super().__init__(model, max_len)
