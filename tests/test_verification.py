@@ -424,7 +424,7 @@ def test_the_pair_is_fed_as_promised(model: GPT, prompt: Tensor) -> None:
     assert torch.cat(fed, dim=1).tolist() == seen[-1].tolist() == [list(report.tokens[0][:-1])]
     assert [tokens.shape[1] for tokens in seen] == [P, P + 1, P + 2, P + 3, P + 4, P + 5]
     report_of_model = verify_cache(model, prompt, 6)
-    assert report == report_of_model
+    assert replace(report, engine="eager", engine_asked="eager") == report_of_model
 
 
 def test_the_prefix_follows_the_decoder_after_a_flip() -> None:
