@@ -22,10 +22,14 @@ from lab35_course.results import (
     Problem,
     Registry,
     Result,
+    noise,
     read_results,
     track,
     write_result,
 )
+
+TAKES = 3
+"""How often a result may be measured until it is quiet enough."""
 
 console = error_console(highlight=False, soft_wrap=True)
 
@@ -41,11 +45,18 @@ def select(registry: Registry, patterns: list[str]) -> list[str]:
 
 
 def measure(registry: Registry, names: list[str]) -> list[Problem]:
-    """Run measurements and store the results whose invariants hold."""
+    """Run measurements and store the results whose invariants hold, and that are not too noisy."""
     problems = []
     for name in track(names, "measuring"):
-        result = Result.measure(registry.measurements[name])
+        for take in range(1, TAKES + 1):
+            result = Result.measure(registry.measurements[name])
+            noisy = noise(result.data)
+            if noisy is None:
+                break
+            console.print(f"{name}: take {take} of {TAKES} is too noisy, {noisy}", markup=False)
         broken = registry.broken_invariants(name, result.data)
+        if noisy is not None:
+            broken.append(f"too noisy, {noisy}; measure again when the machine is quiet")
         problems += [Problem(name, f"{reason}; nothing was stored") for reason in broken]
         if not broken:
             written = write_result(ROOT / "results", result)

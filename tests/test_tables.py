@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from lab35.timing import spread
 from lab35_course.figure import Drawing, discover
-from lab35_course.markers import Sources, check, lookup, parse, render, write_pages
+from lab35_course.markers import Sources, check, lookup, parse, render, shown, write_pages
+from lab35_course.plain import Markdown
 from lab35_course.results import (
     ROOT,
     Data,
@@ -28,6 +29,7 @@ from lab35_course.results import (
     collect,
     invariant,
     measurement,
+    noise,
     read_results,
     shape,
     table,
@@ -68,15 +70,11 @@ def count(size: Size) -> Data:
     return {"boxes": [{"colour": "red", "toys": 1234}, {"colour": "blue", "toys": 5}]}
 
 
-@measurement("toy.time", kind="measured", seed=3, threads=1)
+@measurement("toy.time", kind="measured", seed=3, threads=1, engine="the toy engine")
 def timing(size: Size) -> Data:
     """Stand in for a timing: a random number, and a list whose length depends on the size."""
     samples = [1 + torch.rand(()).item() for _ in range(size.pick(5, 2))]
-    return {
-        "samples": len(samples),
-        "rounds": {"median": statistics.median(samples)},
-        "all": samples,
-    }
+    return {"rounds": spread(samples), "all": samples}
 
 
 @table("toy.count", result="toy.count")
@@ -155,6 +153,16 @@ PAGE_FAULTS = {
     "not closed": ("<!-- /table -->", "", "toys.md:5: `<!-- table: toy.count -->` is not closed"),
     "closed twice": ("<!-- /table -->", "<!-- /table -->\n<!-- /table -->", "closes nothing"),
     "nested": ("-->1,234", "-->1,234 <!-- value: toy.time samples -->", "is not closed before"),
+    "format that fills": (" , -->", " 9>3d -->", "has no format '9>3d'"),
+    "format that pads": (" , -->", " 07d -->", "has no format '07d'"),
+    "format with a sign": (" .1f -->", " +.1f -->", "has no format '+.1f'"),
+    "format that cuts": (" .1f -->", " 3.3 -->", "has no format '3.3'"),
+    "format in another base": (" , -->", " x -->", "has no format 'x'"),
+    "format that leaves nothing": (
+        "toys , -->",
+        "toys .0e -->",
+        "value toy.count boxes.0.toys .0e",
+    ),
     "two lines": ("-->1,234<!--", "-->1,234\n<!--", "must be closed in its own line"),
     "first in line": ("There are <!--", "<!--", "must not begin a line"),
     "table in a line": (
@@ -173,6 +181,16 @@ def test_fault_in_a_page_is_found(course: Path, fault: str) -> None:
     assert any(expected in problem for problem in problems_of(course)), problems_of(course)
 
 
+def reseal(root: Path, name: str, before: str, after: str) -> None:
+    """Edit a stored result as a tool would that computes the digest anew."""
+    path = root / "results" / f"{name}.json"
+    edit(path, before, after)
+    told = json.loads(path.read_text())
+    del told["digest"]
+    path.unlink()
+    write_result(root / "results", Result(**told))
+
+
 RESULT_FAULTS = {
     "exact number": ("toy.count", '"toys": 5', '"toys": 6', "`boxes.1.toys` was 6, is 5"),
     "exact key": (
@@ -182,7 +200,7 @@ RESULT_FAULTS = {
         "`boxes.0.color` is stored only",
     ),
     "kind": ("toy.time", '"kind": "measured"', '"kind": "exact"', "stored as exact, registered as"),
-    "shape": ("toy.time", '"samples": 5,\n    "rounds"', '"rounds"', "the shape has changed"),
+    "shape": ("toy.time", '"rounds":', '"round":', "the shape has changed"),
 }
 
 
@@ -190,18 +208,108 @@ RESULT_FAULTS = {
 def test_fault_in_a_result_is_found(course: Path, fault: str) -> None:
     """A stored result that its measurement would not give is found, with the place in the data."""
     name, before, after, expected = RESULT_FAULTS[fault]
-    edit(course / "results" / f"{name}.json", before, after)
+    reseal(course, name, before, after)
     found = [problem for problem in problems_of(course) if expected in problem]
     assert found
     assert found[0].startswith(f"results/{name}.json: ")
 
 
+EDITS_BY_HAND = {
+    "a number": ('"min":', '"min": 1.0, "was":'),
+    "another processor": ('"processor": "', '"processor": "Faster '),
+    "another day": ('"date": "20', '"date": "19'),
+    "more threads": ('"threads": 1,', '"threads": 2,'),
+    "another engine": ("the toy engine", "a toy engine"),
+    "another seed": ('"seed": 3', '"seed": 4'),
+    "another torch": ('"torch": "', '"torch": "9.'),
+    "no digest": ('"digest"', '"digested"'),
+    "another digest": ('"digest": "', '"digest": "0'),
+}
+
+
+@pytest.mark.parametrize("edited", EDITS_BY_HAND)
+def test_result_edited_by_hand_is_refused(course: Path, edited: str) -> None:
+    """Any edit of a stored result is seen, and the message says which file and what to run."""
+    edit(course / "results" / "toy.time.json", *EDITS_BY_HAND[edited])
+    with pytest.raises(ValueError, match=r"toy\.time\.json must .*(measure it again|--only)"):
+        problems_of(course)
+
+
+def test_a_file_laid_out_anew_is_no_edit(course: Path) -> None:
+    """The digest is of what a result says: indents and the order of keys do not change it."""
+    path = course / "results" / "toy.time.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps(dict(reversed(told.items()))))
+    assert problems_of(course) == []
+
+
+IMPOSSIBLE = {
+    "the 31st of February": ('"date": "2', '"date": "2026-02-31", "day": "2'),
+    "no day": ('"date": "2', '"date": "soon", "day": "2'),
+    "other samples": ('"samples": 5,\n    "engine"', '"samples": 7,\n    "engine"'),
+    "no thread": ('"threads": 1', '"threads": 0'),
+    "half a thread": ('"threads": 1', '"threads": 1.5'),
+    "no processor": ('"processor": "', '"processor": "", "maker": "'),
+    "another command": ("--only toy.time", "--only toy.count"),
+}
+
+
+@pytest.mark.parametrize("fault", IMPOSSIBLE)
+def test_impossible_provenance_is_refused(course: Path, fault: str) -> None:
+    """A digest that fits does not make a day or a number of samples possible."""
+    reseal(course, "toy.time", *IMPOSSIBLE[fault])
+    with pytest.raises(ValueError, match=r"toy\.time\.json must tell where it comes from"):
+        problems_of(course)
+
+
+@pytest.mark.parametrize(
+    ("spread", "told"),
+    [
+        ({"min": 2, "median": 1, "max": 3, "iqr": 0.1, "samples": 5}, "min ≤ median ≤ max"),
+        ({"min": 1, "median": 4, "max": 3, "iqr": 0.1, "samples": 5}, "min ≤ median ≤ max"),
+        ({"min": 1, "median": 2, "max": 3, "iqr": 5, "samples": 5}, "iqr between them"),
+        ({"min": 1, "median": 2, "max": 3, "iqr": -1, "samples": 5}, "iqr between them"),
+        ({"min": 1, "median": 2, "max": 3, "iqr": 1, "samples": 0}, "at least one sample"),
+        ({"min": 1, "median": float("nan"), "max": 3, "iqr": 1, "samples": 5}, "finite"),
+    ],
+)
+def test_parts_of_a_spread_are_in_order(spread: Data, told: str) -> None:
+    """Wherever a spread stands in the data, its parts belong together."""
+    registry = Registry.of([count, timing, count_table])
+    (problem,) = registry.broken_invariants("toy.time", {"rows": [{"deep": {"seconds": spread}}]})
+    assert "rows.0.deep.seconds" in problem
+    assert told in problem
+    sound = {"min": 1, "median": 2, "max": 3, "iqr": 1.5, "samples": 5}
+    assert [] == registry.broken_invariants("toy.time", {"rows": [sound, {"x": sound}]})
+
+
+def test_wide_spread_is_too_noisy_to_publish(course: Path) -> None:
+    """A paired ratio whose middle half is wide is refused, stored or fresh."""
+    wide = {"min": 1.0, "median": 2.0, "max": 3.0, "iqr": 0.6, "samples": 5}
+    assert "30% of its median" in noise({"rows": [{"speedup": wide}]})
+    assert noise({"rows": [{"seconds": wide}]}) is None
+    assert noise({"speedup": wide | {"iqr": 0.4}}) is None
+
+    noisy = replace(timing, function=lambda size: timing.function(size) | {"speedup": wide})
+    write_result(course / "results", Result.measure(noisy))
+    registry = Registry.of([count, noisy, count_table, above_one])
+    found = problems_of(course, registry)
+    assert any("too noisy to publish, the middle half of speedup" in problem for problem in found)
+
+
+def test_times_name_their_engine(course: Path) -> None:
+    """A time without the engine that took it says nothing: the measurement must declare it."""
+    nameless = replace(timing, engine=None)
+    write_result(course / "results", Result.measure(nameless))
+    found = problems_of(course, Registry.of([count, nameless, count_table, above_one]))
+    assert any("names no engine" in problem for problem in found)
+
+
 def test_stored_result_breaks_an_invariant(course: Path) -> None:
     """A measured number may differ from run to run, but not leave what must hold anywhere."""
-    path = course / "results" / "toy.time.json"
-    stored = json.loads(path.read_text())
-    stored["data"]["all"][0] = 0.5
-    path.write_text(json.dumps(stored))
+    stored = read_results(course / "results")["toy.time"]
+    stored.data["all"][0] = 0.5
+    write_result(course / "results", stored)
     (problem,) = problems_of(course)
     assert "stored result: above_one does not hold (a round is too short" in problem
 
@@ -236,7 +344,7 @@ def test_result_without_measurement(course: Path) -> None:
 def test_unused_result_and_table(course: Path) -> None:
     """A result or a table that no page shows is dead weight, and is found; a figure is a use."""
     page = course / "docs" / "toys.md"
-    page.write_text("# Nothing\n\n![a drawing](assets/figures/toys.svg)\n")
+    page.write_text("# Nothing\n\n![assets/figures/toys.svg](other.svg)\n")
     found = "\n".join(problems_of(course))
     assert "results/toy.count.json: no table, value or figure uses it" in found
     assert "results/toy.time.json: no table, value or figure uses it" in found
@@ -248,11 +356,26 @@ def test_unused_result_and_table(course: Path) -> None:
     assert "results/toy.time.json: no table" not in found
 
 
-def test_figure_on_no_page(course: Path) -> None:
-    """A figure that no page shows is found."""
-    drawing = Drawing("toys", ("toy.time",), count_table.function)
+@pytest.mark.parametrize(
+    "mention",
+    [
+        "",
+        "see assets/figures/toys.svg",
+        "![assets/figures/toys.svg](assets/figures/other.svg)",
+        "`![a drawing](assets/figures/toys.svg)`",
+        "```{.text}\n![a drawing](assets/figures/toys.svg)\n```",
+        "[a drawing](assets/figures/toys.svg)",
+    ],
+)
+def test_figure_on_no_page(course: Path, mention: str) -> None:
+    """A figure that no page shows is found; to be named on one is not to be shown."""
+    drawing, page = Drawing("toys", ("toy.time",), count_table.function), course / "docs/toys.md"
+    before = page.read_text()
+    page.write_text(f"{before}\n{mention}\n")
     (problem,) = check(course, TOYS, [drawing])
     assert "figure toys is on no page" in str(problem)
+    page.write_text(f"{before}\n![a drawing](assets/figures/toys.svg)\n")
+    assert [] == list(check(course, TOYS, [drawing]))
 
 
 def test_broken_file_is_one_clear_error(course: Path) -> None:
@@ -294,12 +417,14 @@ def test_table_reads_back_from_markdown() -> None:
         .parse(Table(headers=["One", "Two", "Three"], rows=rows, align="lrc").markdown())
     )
     cells = [token.content for token in tokens if token.type == "inline"]
-    assert cells == ["One", "Two", "Three", *rows[0], *rows[1]]
+    assert cells == ["One", "Two", "Three", "a&#124;b", "1", "x", "", "22,000", "&#96;y&#96;"]
     styles = [token.attrs.get("style") for token in tokens if token.type == "th_open"]
     assert styles == ["text-align:left", "text-align:right", "text-align:center"]
 
 
-@pytest.mark.parametrize(("rows", "align"), [([["a"]], "ll"), ([["a\nb", "c"]], "ll"), ([], "lx")])
+@pytest.mark.parametrize(
+    ("rows", "align"), [([["a"]], "ll"), ([[Markdown("a\nb")]], "l"), ([], "lx")]
+)
 def test_impossible_table(rows: list[list[str]], align: str) -> None:
     """A row of another length, a line break in a cell and an unknown alignment are refused."""
     with pytest.raises(ValueError, match="must"):
@@ -320,11 +445,12 @@ def test_provenance_names_machine_and_run() -> None:
     result = Result.measure(timing)
     assert result.provenance.keys() >= {
         "date", "processor", "cores", "threads", "torch", "python", "platform", "command", "seed",
-        "samples",
+        "samples", "engine",
     }  # fmt: skip
     assert result.provenance["samples"] == 5
+    assert "the toy engine" in result.line()
     assert "1 thread, torch" in result.line()
-    assert "median of 5" in result.line()
+    assert "median of 5 rounds" in result.line()
     assert result.provenance["processor"] in result.line()
 
 
@@ -371,6 +497,19 @@ def test_shape_ignores_length_and_value_only() -> None:
     assert shape(base) == shape({"a": [{"x": 7}], "b": "other"})
     for other in ({"a": [{"y": 1}], "b": ""}, {"a": [{"x": "1"}], "b": ""}, {"a": []}):
         assert shape(base) != shape(other)
+
+
+def test_a_format_shows_the_number_it_was_given() -> None:
+    """A small number that would show as zero needs more digits, and zero itself does not."""
+    fitting = ((957, ""), (1234, ","), (0.5, ".2f"), (0.5, ".0%"), (1.2e-5, ".1e"), (0.0, ".2f"))
+    assert ["957", "1,234", "0.50", "50%", "1.2e-05", "0.00"] == [shown(*each) for each in fitting]
+    for value, spec in ((0.004, ".2f"), (0.4, ".0f"), (1e-5, ".0%")):
+        with pytest.raises(ValueError, match="give it more digits"):
+            shown(value, spec)
+    for value, spec in ((57, "9>3d"), (1.5, "d"), (57, "c"), ("text", ".1f"), (5, "n"), (5, "_")):
+        with pytest.raises(ValueError, match="has no format"):
+            shown(value, spec)
+    assert "a&#42;b&#42; &lt;b&gt;" == shown("a*b* <b>", "")
 
 
 def test_lookup_ends_at_numbers_and_text() -> None:
@@ -457,6 +596,31 @@ def test_command_line(course: Path, script: ModuleType, monkeypatch: pytest.Monk
         == "tables: error: only must match a measurement, got 'toy.x'; known: toy.count, toy.time\n"
     )
     assert run(script, "--only", "toy.*", "--check")[0] == 2
+
+
+def test_noisy_measurement_is_taken_again(
+    course: Path, script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A take that is too noisy is followed by another; three of them store nothing."""
+    quiet, takes = timing.function(Size.TINY), []
+    path = course / "results" / "toy.time.json"
+
+    def noisy_until(last: int) -> Registry:
+        def function(size: Size) -> Data:
+            takes.append(size)
+            width = 0.0 if len(takes) > last else 1.0
+            speedup = {"min": 1.0, "median": 2.0, "max": 3.0, "iqr": width, "samples": 2}
+            return quiet | {"speedup": speedup}
+
+        takes.clear()
+        return Registry.of([count, replace(timing, function=function), count_table, above_one])
+
+    monkeypatch.setattr(script, "ROOT", course)
+    for last, expected in ((0, (1, True)), (2, (3, True)), (3, (3, False))):
+        path.unlink(missing_ok=True)
+        problems = script.measure(noisy_until(last), ["toy.time"])
+        assert expected == (len(takes), path.exists())
+        assert path.exists() == (not problems)
 
 
 def test_result_that_breaks_an_invariant_is_not_stored(

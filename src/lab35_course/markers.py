@@ -26,6 +26,7 @@ from typing import Any, Literal
 from lab35.checkpoint import replacing
 from lab35_course.fences import scan
 from lab35_course.figure import Drawing
+from lab35_course.plain import plain
 from lab35_course.results import (
     Data,
     Problem,
@@ -36,9 +37,21 @@ from lab35_course.results import (
     read_results,
 )
 
-__all__ = ["Marker", "Sources", "check", "check_pages", "lookup", "pages", "parse", "render"]
+__all__ = [
+    "Marker",
+    "Sources",
+    "check",
+    "check_pages",
+    "lookup",
+    "pages",
+    "parse",
+    "render",
+    "shown",
+]
 
 _CODE_SPAN = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)")
+_PICTURE = re.compile(r"!\[[^\]]*\]\((?:\.\./)*assets/figures/([\w.-]+)\.svg\)")
+_FORMAT = re.compile(r",?d?|,?\.\d[f%]|\.\d[eg]")
 _TAG = re.compile(r"<!--\s*(?P<close>/?)\s*(?P<kind>table|value)\b(?P<rest>.*?)-->")
 
 Kind = Literal["table", "value"]
@@ -85,11 +98,7 @@ class Sources:
         name = marker.words[0]
         if marker.kind == "value":
             path, spec = (*marker.words[1:], "")[:2]
-            value = lookup(self._result(name).data, path)
-            try:
-                return format(value, spec)
-            except ValueError:
-                raise ValueError(f"{value!r} has no format {spec!r}; give Python's") from None
+            return shown(lookup(self._result(name).data, path), spec)
         if name not in self.registry.tables:
             known = ", ".join(self.registry.tables) or "none"
             raise ValueError(f"no registered table is called {name!r}; known: {known}")
@@ -113,6 +122,37 @@ class Sources:
         else:
             remedy = f"known: {', '.join(self.registry.measurements) or 'none'}"
         raise ValueError(f"no stored result is called {name!r}; {remedy}")
+
+
+def shown(value: int | float | str, spec: str) -> str:
+    """Write one value of a result as it stands in a sentence.
+
+    Args:
+        value: A number or a text.
+        spec: One of Python's formats that say only how many digits are told: `,`, `d`, `.2f`,
+            `,.0f`, `.1e`, `.3g`, `.0%`. Others could fill, cut or sign a number, so that another
+            one is read.
+
+    Returns:
+        The number, or Markdown that shows the text.
+
+    Raises:
+        ValueError: If the format is none of these, does not fit the value, or leaves nothing of a
+            number that is not zero.
+    """
+    if isinstance(value, str):
+        if spec:
+            raise ValueError(f"{value!r} is a text and has no format {spec!r}; leave it away")
+        return plain(value)
+    if not _FORMAT.fullmatch(spec):
+        raise ValueError(f"{value!r} has no format {spec!r}; give one such as , d .2f ,.0f .1e .0%")
+    try:
+        text = format(value, spec)
+    except ValueError:
+        raise ValueError(f"{value!r} has no format {spec!r}; d is for whole numbers") from None
+    if value and not re.search("[1-9]", text.partition("e")[0]):
+        raise ValueError(f"{value!r} shows as {text} in the format {spec!r}; give it more digits")
+    return text
 
 
 def lookup(data: Data, path: str) -> int | float | str:
@@ -303,10 +343,10 @@ def check_pages(root: Path, sources: Sources, drawings: Sequence[Drawing]) -> It
     remedy = "run `python scripts/tables.py --render`"
     shown: set[str] = set()
     used = {name for drawing in drawings for name in drawing.results}
-    everything = ""
+    pictured: set[str] = set()
     for path in pages(root):
         text = path.read_text(encoding="utf-8")
-        everything += text
+        pictured |= set(_PICTURE.findall(_without_code(text, str(path.relative_to(root)))))
         where = str(path.relative_to(root))
         markers, problems = parse(text, where)
         yield from problems
@@ -333,7 +373,7 @@ def check_pages(root: Path, sources: Sources, drawings: Sequence[Drawing]) -> It
             module = view.function.__module__
             yield Problem(module, f"table {name} is on no page; delete it or show it")
     for drawing in drawings:
-        if f"assets/figures/{drawing.name}.svg" not in everything:
+        if drawing.name not in pictured:
             module = drawing.function.__module__
             yield Problem(module, f"figure {drawing.name} is on no page; delete it or show it")
 

@@ -21,27 +21,33 @@ the machine: a check runs it again at `Size.TINY`, for its shape and its invaria
 
 from __future__ import annotations
 
-import datetime
 import enum
 import importlib
 import json
 import math
-import os
 import pkgutil
-import platform
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from lab35.checkpoint import replacing
 from lab35.terminal import error_console
 from lab35.timing import threads, time_paired
+from lab35_course.plain import Markdown, plain
+from lab35_course.stored import (
+    Data,
+    Kind,
+    Result,
+    broken_spreads,
+    is_timed,
+    noise,
+    read_results,
+    write_result,
+)
 
 __all__ = [
     "Data",
@@ -59,6 +65,7 @@ __all__ = [
     "fitted",
     "invariant",
     "measurement",
+    "noise",
     "read_results",
     "shape",
     "table",
@@ -70,8 +77,6 @@ __all__ = [
 
 ROOT = Path(__file__).parents[2]
 
-Data = dict[str, Any]
-Kind = Literal["exact", "measured"]
 T = TypeVar("T")
 
 
@@ -111,12 +116,12 @@ class Table:
     """A table before it is Markdown.
 
     Args:
-        headers: One heading a column.
-        rows: One list of cells a row; a cell is Markdown without line breaks.
+        headers: One heading a column, in Markdown.
+        rows: One list of cells a row; a cell is shown as it is, unless it is `Markdown`.
         align: One letter a column: `l`, `r` or `c`.
 
     Raises:
-        ValueError: If the columns do not agree, or a cell holds a line break.
+        ValueError: If the columns do not agree, or Markdown in a cell holds a line break.
     """
 
     headers: Sequence[str]
@@ -130,14 +135,16 @@ class Table:
                 f"got {self.align!r}"
             )
         for row in self.rows:
-            if len(row) != len(self.headers) or any("\n" in cell for cell in row):
+            broken = any(isinstance(cell, Markdown) and "\n" in cell for cell in row)
+            if len(row) != len(self.headers) or broken:
                 raise ValueError(
                     f"rows must hold {len(self.headers)} cells without line breaks, got {row!r}"
                 )
 
     def markdown(self) -> str:
         """Write the table with pipes, its columns padded so that the source reads well too."""
-        cells = [[cell.replace("|", "\\|") for cell in row] for row in (self.headers, *self.rows)]
+        cells = [[Markdown(head) for head in self.headers]]
+        cells += [[plain(cell) for cell in row] for row in self.rows]
         widths = [max(3, *(len(cell) for cell in column)) for column in zip(*cells, strict=True)]
         rules = {"l": (":", "-"), "r": ("-", ":"), "c": (":", ":")}
 
@@ -163,6 +170,7 @@ class Measurement:
     kind: Kind
     seed: int
     threads: int
+    engine: str | None
     function: Callable[[Size], Data]
 
     def __call__(self, size: Size) -> Data:
@@ -199,7 +207,7 @@ class Invariant:
 
 
 def measurement(
-    name: str, *, kind: Kind, seed: int = 1337, threads: int = 1
+    name: str, *, kind: Kind, seed: int = 1337, threads: int = 1, engine: str | None = None
 ) -> Callable[[Callable[[Size], Data]], Measurement]:
     """Register a function of a `Size` as a measurement.
 
@@ -210,18 +218,20 @@ def measurement(
             floats that depend on the machine's kernels.
         seed: Given to `torch.manual_seed` before each run.
         threads: Torch's threads during the run.
+        engine: What ran the model's steps, as the small print under a table says it: `"the eager
+            engine"`, `"each engine by its name"`, `"no model"`. What holds times must say it.
 
     Returns:
         A decorator. The function returns a dictionary that JSON can hold, with keys free of dots
-        and spaces. Its keys are the same at every size; only lists may change their length. When
-        it holds `samples` at its top, the provenance says "median of" so many.
+        and spaces. Its keys are the same at every size; only lists may change their length. A
+        summary of samples is what `lab35.timing.spread` returns.
 
     Raises:
         ValueError: If `kind` is unknown.
     """
     if kind not in ("exact", "measured"):
         raise ValueError(f"kind must be 'exact' or 'measured', got {kind!r}")
-    return lambda function: Measurement(name, kind, seed, threads, function)
+    return lambda function: Measurement(name, kind, seed, threads, engine, function)
 
 
 def table(name: str, *, result: str) -> Callable[[Callable[[Data], Table]], TableView]:
@@ -308,7 +318,7 @@ class Registry:
         return cls.of(collect(measurements, Measurement, TableView, Invariant))
 
     def broken_invariants(self, name: str, data: Data) -> list[str]:
-        """Run every invariant of a result.
+        """Run every invariant of a result, and the one of all: a spread is in order.
 
         Args:
             name: The measurement.
@@ -317,7 +327,7 @@ class Registry:
         Returns:
             One sentence for each invariant that does not hold.
         """
-        broken = []
+        broken = list(broken_spreads(data))
         for item in self.invariants:
             if item.result == name:
                 try:
@@ -358,101 +368,6 @@ def _by_name(items: Sequence[T]) -> dict[str, T]:
     return named
 
 
-@dataclass(frozen=True)
-class Result:
-    """A stored result: the data, and where they come from."""
-
-    name: str
-    kind: Kind
-    data: Data
-    provenance: Data
-
-    @classmethod
-    def measure(cls, measurement: Measurement) -> Result:
-        """Run a measurement at full size and note the circumstances.
-
-        Args:
-            measurement: What to run.
-
-        Returns:
-            The result, not yet stored.
-        """
-        data = measurement(Size.FULL)
-        provenance = {
-            "date": datetime.date.today().isoformat(),
-            "processor": processor(),
-            "cores": os.cpu_count(),
-            "threads": measurement.threads,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "platform": f"{platform.system()} {platform.machine()}",
-            "command": f"python scripts/tables.py --only {measurement.name}",
-            "seed": measurement.seed,
-            "samples": data.get("samples", 1),
-        }
-        return cls(measurement.name, measurement.kind, data, provenance)
-
-    def line(self) -> str:
-        """Tell the circumstances in one line, to stand below a table."""
-        if self.kind == "exact":
-            return "Exact: recomputed by the tests."
-        told = self.provenance
-        count = f"{told['threads']} thread{'s' if told['threads'] != 1 else ''}"
-        samples = f", median of {told['samples']}" if told["samples"] > 1 else ""
-        return (
-            f"Measured on {told['processor']}, {count}, torch {told['torch']}{samples}; "
-            f"{told['date']}. `make tables` measures again."
-        )
-
-
-def read_results(folder: Path) -> dict[str, Result]:
-    """Read every stored result.
-
-    Args:
-        folder: The folder of JSON files; a missing one holds none.
-
-    Returns:
-        The results by name.
-
-    Raises:
-        ValueError: If a file is not a result, or is stored under another name than its own.
-    """
-    stored = {}
-    for path in sorted(folder.glob("*.json")):
-        try:
-            result = Result(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"{path.name} must be a stored result ({error}); measure it again"
-            ) from None
-        if path.stem != result.name:
-            raise ValueError(f"{path.name} must be named after its result, got {result.name!r}")
-        stored[result.name] = result
-    return stored
-
-
-def write_result(folder: Path, result: Result) -> bool:
-    """Store a result; an exact one whose data are stored already keeps its file.
-
-    Args:
-        folder: The folder, made if it does not exist.
-        result: What to store.
-
-    Returns:
-        True when the file was written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{result.name}.json"
-    if result.kind == "exact" and path.exists():
-        before = read_results(folder)[result.name]
-        if (before.kind, before.data) == (result.kind, result.data):
-            return False
-    text = json.dumps(asdict(result), indent=2, ensure_ascii=False, allow_nan=False)
-    with replacing(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
-    return True
-
-
 def check_results(registry: Registry, stored: Mapping[str, Result]) -> Iterator[Problem]:
     """Hold stored results against their measurements.
 
@@ -489,6 +404,10 @@ def check_results(registry: Registry, stored: Mapping[str, Result]) -> Iterator[
         elif item.kind == "measured" and shape(fresh) != shape(before.data):
             change = difference(shape(before.data), shape(fresh))
             yield Problem(where, f"the shape has changed: {change}; {remedy}")
+        if is_timed(before.data) and item.engine is None:
+            yield Problem(name, "holds times and names no engine; give `measurement` its `engine`")
+        if noisy := noise(before.data):
+            yield Problem(where, f"too noisy to publish, {noisy}; {remedy}")
         for broken in registry.broken_invariants(name, before.data):
             yield Problem(where, f"stored result: {broken}; {remedy}, or mend the measurement")
         for broken in registry.broken_invariants(name, fresh):
@@ -585,17 +504,3 @@ def _jsonable(name: str, value: Any, *, exact: bool) -> Any:
             return value
         case _:
             raise ValueError(f"{name}: data must be JSON's own types, got {type(value).__name__}")
-
-
-def processor() -> str:
-    """Read the processor's model name from the machine."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    if platform.system() == "Darwin":
-        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    return platform.processor() or platform.machine()

@@ -217,7 +217,7 @@ def _greedy(
     return idx
 
 
-@measurement("cache.growing", kind="measured")
+@measurement("cache.growing", kind="measured", engine="the eager engine")
 def growing(size: Size) -> Data:
     """Time the loop with a static cache, a growing one, and none, side by side."""
     model, tokenizer = load_pretrained()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lab35 import GPT, GPTConfig, KVCache, filtered_logits, generate, load_pretrained
+from lab35_course.plain import outcome
 from lab35_course.results import (
     Data,
     Size,
@@ -36,7 +37,7 @@ def _largest_difference(model: GPT, idx: Tensor) -> float:
     return (torch.cat(steps, dim=1) - model(idx)[0]).abs().max().item()
 
 
-@measurement("claims.small_model", kind="measured")
+@measurement("claims.small_model", kind="measured", engine="the eager engine")
 def small_model(size: Size) -> Data:
     """Time both loops of a 4 × 256 model; random weights take as long as trained ones."""
     model = GPT(SMALL).eval()
@@ -101,7 +102,7 @@ def _on(count: int, write: Callable[[], object]) -> None:
         write()
 
 
-@measurement("claims.threads", kind="measured", threads=2)
+@measurement("claims.threads", kind="measured", threads=2, engine="the eager engine")
 def two_threads(size: Size) -> Data:
     """Time each loop on one thread and on two, which take turns."""
     model, tokenizer = load_pretrained()
@@ -178,7 +179,7 @@ def _kept(filter_logits: Callable[[], Tensor]) -> str:
     try:
         counts = filter_logits().isfinite().sum(-1)
     except ValueError:
-        return "`ValueError`"
+        return "ValueError"
     assert (counts == counts[0]).all(), counts
     return str(counts[0].item())
 
@@ -193,7 +194,7 @@ def zero_keeps_the_argmax(data: Data) -> None:
 def top_p_table(data: Data) -> Table:
     """Lay out how many of 512 tokens each keeps."""
     rows = [
-        [f"p = {row['p']:g}".replace("-", "−"), row["lab35"], row["hugging_face"]]
+        [f"p = {row['p']:g}".replace("-", "−"), *map(outcome, (row["lab35"], row["hugging_face"]))]
         for row in data["rows"]
     ]
     return Table(["setting", "lab35 keeps", "Hugging Face keeps"], rows, align="lrr")

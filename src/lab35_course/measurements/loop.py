@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lab35 import KVCache, generate, load_pretrained, token_forwards
+from lab35_course.plain import code
 from lab35_course.results import Data, Size, Table, invariant, measurement, table, time_paired
 
 PROMPT = "It was a dark night and"
@@ -95,9 +96,9 @@ def limit_table(data: Data) -> Table:
         [
             f"{row['prompt']} + {row['asked']}",
             str(row["cached"]["tokens"]),
-            f"`{row['cached']['stop_reason']}`",
+            code(row["cached"]["stop_reason"]),
             str(row["uncached"]["tokens"]),
-            f"`{row['uncached']['stop_reason']}`",
+            code(row["uncached"]["stop_reason"]),
         ]
         for row in data["rows"]
     ]
@@ -105,7 +106,7 @@ def limit_table(data: Data) -> Table:
     return Table(headers, rows, align="rrlrl")
 
 
-@measurement("loop.speed", kind="measured")
+@measurement("loop.speed", kind="measured", engine="the eager engine")
 def speed(size: Size) -> Data:
     """Time both loops side by side: 16 prompt tokens, 100 greedy ones."""
     model, tokenizer = load_pretrained()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
@@ -22,6 +21,7 @@ from lab35 import (
     sample_next,
     trace_step,
 )
+from lab35_course.plain import Markdown, code, outcome, plain
 from lab35_course.results import Data, Size, Table, invariant, measurement, table
 
 FIVE = ("0.5", "0.3", "0.1", "0.06", "0.04")
@@ -262,10 +262,11 @@ def contexts_table(data: Data) -> Table:
         return [name, *(tell(place) for place in places)]
 
     def likeliest(place: Data) -> str:
-        return "<br>".join(f"{_token(t['token'])} {_share(t['probability'])}" for t in place["top"])
+        lines = [f"{_token(t['token'])} {plain(_share(t['probability']))}" for t in place["top"]]
+        return Markdown("<br>".join(lines))
 
     rows = [
-        row("the text before", lambda place: f"… {_escaped(place['context'])}"),
+        row("the text before", lambda place: f"… {place['context']}"),
         row("the likeliest tokens", likeliest),
         row("entropy, nats", lambda place: f"{place['entropy']:.2f}"),
         row("k = 40 keeps", lambda place: str(place["top_k"])),
@@ -285,12 +286,7 @@ def _share(probability: float) -> str:
 
 def _token(text: str) -> str:
     """Show a token as code, its spaces and line breaks visible."""
-    return f"`{text.replace(' ', '␣').replace(chr(10), '↵')}`"
-
-
-def _escaped(text: str) -> str:
-    """Make model output safe in a table cell: one line, no Markdown."""
-    return re.sub(r"([\\`*_\[\]<>])", r"\\\1", " ".join(text.split()))
+    return code(text.replace(" ", "␣").replace("\n", "↵"))
 
 
 # --- The same draw on another machine ---
@@ -423,13 +419,15 @@ def _kept(filter_logits: Callable[[Tensor], Tensor], logits: Tensor) -> str:
     try:
         return str(int(filter_logits(logits).isfinite().sum()))
     except ValueError:
-        return "`ValueError`"
+        return "ValueError"
 
 
 @table("sampling.peers", result="sampling.peers")
 def peers_table(data: Data) -> Table:
     """Lay out how many tokens each keeps."""
-    rows = [[row["name"], row["lab35"], row["hugging_face"]] for row in data["rows"]]
+    rows = [
+        [row["name"], *map(outcome, (row["lab35"], row["hugging_face"]))] for row in data["rows"]
+    ]
     return Table(["case", "lab35 keeps", "Hugging Face keeps"], rows, align="lrr")
 
 
@@ -510,7 +508,7 @@ def shares_are_shares(data: Data) -> None:
 @table("sampling.texts", result="sampling.repetition")
 def texts_table(data: Data) -> Table:
     """Lay out one text of each kind."""
-    rows = [[NAMES[name], f"{_escaped(data[name]['text'])} …"] for name in SETTINGS]
+    rows = [[NAMES[name], f"{data[name]['text']} …"] for name in SETTINGS]
     return Table(["settings", "text"], rows, align="ll")
 
 

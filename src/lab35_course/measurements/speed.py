@@ -24,6 +24,7 @@ from lab35.speed import compiled as compiled_rung
 from lab35.speed.loops import LOOPS, _jit
 from lab35.timing import compare, interleaved, mean_seconds, spread
 from lab35_course.peers import to_hugging_face, to_onnx_runtime
+from lab35_course.plain import code
 from lab35_course.results import Data, Size, Table, invariant, measurement, table
 
 PROMPT = "It was a dark night and the wind was howling in the chimney as we sat by the fire"
@@ -87,7 +88,7 @@ def _sum_up(rounds: list[dict[str, float]], name: str, other: str) -> float:
     return median([times[name] / times[other] for times in rounds])
 
 
-@measurement("speed.ladder", kind="measured")
+@measurement("speed.ladder", kind="measured", engine="each rung by its name")
 def ladder(size: Size) -> Data:
     """Time every rung and the floor in turns: 16 prompt tokens, 100 greedy ones."""
     model, prompt = _model_and_prompt()
@@ -221,7 +222,7 @@ def _hugging_face(peer: Any, prompt: Tensor, new_tokens: int, use_cache: bool) -
     )
 
 
-@measurement("speed.peers", kind="measured")
+@measurement("speed.peers", kind="measured", engine="each engine by its name")
 def peers(size: Size) -> Data:
     """Time whole loops in turns: lab35's engines through `generate`, and other people's."""
     model, prompt = _model_and_prompt()
@@ -303,7 +304,7 @@ def peers_table(data: Data) -> Table:
 # --- What sampling adds ---
 
 
-@measurement("speed.sampled", kind="measured")
+@measurement("speed.sampled", kind="measured", engine="each engine by its name")
 def sampled(size: Size) -> Data:
     """Time each engine as it writes greedily, draws, and draws from what filters leave."""
     model, prompt = _model_and_prompt()
@@ -355,7 +356,7 @@ def engines_draw_the_same(data: Data) -> None:
 def sampled_table(data: Data) -> Table:
     """Lay out microseconds a token for each way to choose, and what the last one adds."""
     rows = [
-        [f"`{row['engine']}`", *(f"{row[name]:.0f} µs" for name in (*CHOICES, "adds"))]
+        [code(row["engine"]), *(f"{row[name]:.0f} µs" for name in (*CHOICES, "adds"))]
         for row in data["rows"]
     ]
     headers = ["engine", "greedy", "temperature", "top-k and top-p too", "all of it adds"]
@@ -433,7 +434,7 @@ def _plain_matvec(linear: nn.Linear, x: Tensor) -> Tensor:
     return F.linear(x, linear.weight, linear.bias)
 
 
-@measurement("speed.compiled", kind="measured")
+@measurement("speed.compiled", kind="measured", engine="variants of the compiled engine")
 def compiled(size: Size) -> Data:
     """Take back one choice of the compiled step at a time."""
     model, prompt = _model_and_prompt()
@@ -445,7 +446,7 @@ def compiled(size: Size) -> Data:
         for name, options, matvec in (
             ("an allocation for each result", {"memory_planning": False}, compiled_rung._matvec),
             ("the usual thresholds: LayerNorm in each row", usual, compiled_rung._matvec),
-            ("products as calls of `F.linear`", {}, _plain_matvec),
+            ("products as calls of F.linear", {}, _plain_matvec),
         ):
             with (
                 patch.dict(compiled_rung.INDUCTOR, options),
@@ -506,7 +507,7 @@ def _four_rows(weight, x, y):
         y[i] += total
 
 
-@measurement("speed.loops", kind="measured")
+@measurement("speed.loops", kind="measured", engine="variants of the numba engine")
 def loops(size: Size) -> Data:
     """Write one of the loops that numba compiles in another way at a time."""
     model, prompt = _model_and_prompt()
@@ -514,8 +515,8 @@ def loops(size: Size) -> Data:
     if _to_compile(model, size):
         decoders = {
             "as it is": Jitted(model),
-            "`np.exp` in place of the polynomial": _with_loop(model, "_exp", _exp_of_numpy),
-            "`np.tanh` in the GELU": _with_loop(model, "_gelu", _gelu_of_numpy),
+            "np.exp in place of the polynomial": _with_loop(model, "_exp", _exp_of_numpy),
+            "np.tanh in the GELU": _with_loop(model, "_gelu", _gelu_of_numpy),
             "LayerNorm of whole arrays": _with_loop(model, "_norm", _norm_of_arrays),
             "four rows of a matrix at once": _with_loop(model, "_add_matvec", _four_rows),
         }
@@ -540,7 +541,7 @@ def _no_decode(token, at, wte, wpe, blocks, ln_f, kv):
     return np.zeros(wte.shape[0], np.float32)
 
 
-@measurement("speed.budget", kind="measured")
+@measurement("speed.budget", kind="measured", engine="each engine by its name")
 def budget(size: Size) -> Data:
     """Leave out one part of the step in plain loops at a time, and time what is left."""
     model, prompt = _model_and_prompt()
@@ -619,7 +620,7 @@ def _with_onednn(enabled: bool, function: Callable[[], Tensor], calls: int) -> f
         torch.backends.mkldnn.enabled = before
 
 
-@measurement("speed.matvec", kind="measured")
+@measurement("speed.matvec", kind="measured", engine="no model")
 def matvec(size: Size) -> Data:
     """Time one product of the model's largest shape in several spellings."""
     weight, bias, x = torch.randn(512, 128), torch.randn(512), torch.randn(128)
@@ -660,7 +661,7 @@ def matvec_table(data: Data) -> Table:
     """Lay out microseconds a product, with oneDNN and without."""
     rows = [
         [
-            f"`{row['product']}`",
+            code(row["product"]),
             f"{row['microseconds']:.1f} µs",
             f"{row['without_onednn']:.1f} µs",
             f"{row['ratio']:.2f}",

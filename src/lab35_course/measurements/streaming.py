@@ -17,6 +17,7 @@ from torch import Tensor
 import lab35
 from lab35 import GPT, Tokenizer, generate, load_pretrained
 from lab35.streaming import generate_stream, stream_decode
+from lab35_course.plain import Markdown, code
 from lab35_course.results import Data, Size, Table, invariant, measurement, table, time_paired
 
 PROMPT = "Sherlock Holmes"
@@ -88,7 +89,7 @@ def characters_table(data: Data) -> Table:
             [
                 f"{row['text']} ({row['name']})",
                 str(len(row["tokens"])),
-                " · ".join(f"`{token}`" for token in row["tokens"]),
+                Markdown(" · ".join(code(token) for token in row["tokens"])),
                 "".join(row["alone"]),
                 " · ".join(pieces),
             ]
@@ -200,7 +201,7 @@ def held_table(data: Data) -> Table:
     rows = [
         [
             row["tokens"],
-            ", ".join(f"`{string}`" for string in row["stop"]) or "none",
+            Markdown(", ".join(code(string) for string in row["stop"]) or "none"),
             f"{row['held']:,} of {row['read']:,}",
             f"{row['share']:.2%}",
             f"{row['most']} bytes",
@@ -289,7 +290,7 @@ def peers_table(data: Data) -> Table:
     """Lay out the longest wait in each stream."""
     rows = [
         [
-            f"`{row['text']}`",
+            code(row["text"]),
             str(row["tokens"]),
             *(str(row[name]["wait"]) for name in ("lab35", "decode_stream", "text_streamer")),
             str(row["text_streamer"]["late"]),
@@ -303,7 +304,7 @@ def peers_table(data: Data) -> Table:
 # --- What streaming costs ---
 
 
-@measurement("streaming.cost", kind="measured")
+@measurement("streaming.cost", kind="measured", engine="the lean engine")
 def cost(size: Size) -> Data:
     """Time the model and four ways to show what it writes, on the same tokens."""
     model, tokenizer = load_pretrained()
@@ -335,9 +336,9 @@ def cost_table(data: Data) -> Table:
     """Lay out microseconds a token, and each as a share of the model's own."""
     names = {
         "model": "the model's steps, for comparison",
-        "stream_decode": "`stream_decode`",
-        "generate_stream": "`generate_stream`",
-        "stop": "`generate_stream`, two stop strings",
+        "stream_decode": code("stream_decode"),
+        "generate_stream": code("generate_stream"),
+        "stop": Markdown("`generate_stream`, two stop strings"),
         "again": "decode everything again, each time",
     }
     rows = []

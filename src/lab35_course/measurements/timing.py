@@ -26,6 +26,7 @@ from lab35.timing import (
     threads,
     time_steps,
 )
+from lab35_course.plain import Markdown, code
 from lab35_course.results import Data, Size, Table, invariant, measurement, table
 
 PROMPT = "It was a dark night and the wind blew"
@@ -98,7 +99,7 @@ def _range(sample: Data) -> str:
 # --- A text: first token, other tokens ---
 
 
-@measurement("timing.latency", kind="measured")
+@measurement("timing.latency", kind="measured", engine="the eager engine")
 def latency(size: Size) -> Data:
     """Time both loops step by step: 16 prompt tokens, 100 greedy ones."""
     model, tokenizer = load_pretrained()
@@ -152,7 +153,7 @@ def first_steps(count: int) -> list[float]:
         return [mean_seconds(step) for _ in range(count)]
 
 
-@measurement("timing.first", kind="measured")
+@measurement("timing.first", kind="measured", engine="the eager engine")
 def first(size: Size) -> Data:
     """Look at the first steps of a fresh process, and at the spread of the later ones."""
     count = size.pick(500, 8)
@@ -263,11 +264,11 @@ def calls_table(data: Data) -> Table:
         [
             group["name"],
             str(group["calls"]),
-            ", ".join(f"{n} `{name}`" for name, n in group["operations"]),
+            Markdown(", ".join(f"{n} {code(name)}" for name, n in group["operations"])),
         ]
         for group in data["groups"]
     ]
-    rows.append(["**in all**", f"**{data['calls']}**", ""])
+    rows.append([Markdown("**in all**"), Markdown(f"**{data['calls']}**"), ""])
     return Table(["to", "calls", "which"], rows, align="lrl")
 
 
@@ -275,7 +276,7 @@ def calls_table(data: Data) -> Table:
 def modes_table(data: Data) -> Table:
     """Lay out the calls of one forward in each gradient mode."""
     rows = [
-        [f"`torch.{mode}()`", str(found["calls"]), str(found["views"])]
+        [code(f"torch.{mode}()"), str(found["calls"]), str(found["views"])]
         for mode, found in data["modes"].items()
     ]
     return Table(["mode", "calls", "of them `view`"], rows, align="lrr")
@@ -357,7 +358,7 @@ def work_table(data: Data) -> Table:
 # --- Prefill and decode ---
 
 
-@measurement("timing.pieces", kind="measured")
+@measurement("timing.pieces", kind="measured", engine="the eager engine")
 def pieces(size: Size) -> Data:
     """Feed the same 128 tokens to an empty cache in pieces, from one at a time to all at once."""
     model, _ = load_pretrained()
@@ -430,7 +431,7 @@ def pieces_table(data: Data) -> Table:
 # --- Threads ---
 
 
-@measurement("timing.threads", kind="measured", threads=2)
+@measurement("timing.threads", kind="measured", threads=2, engine="the eager engine")
 def two_threads(size: Size) -> Data:
     """Time a decode step, a prefill and a step of a batch, on one thread and on two in turns."""
     model, _ = load_pretrained()
@@ -494,7 +495,7 @@ def threads_table(data: Data) -> Table:
 # --- Where the cache pays ---
 
 
-@measurement("timing.pays", kind="measured")
+@measurement("timing.pays", kind="measured", engine="the eager engine")
 def pays(size: Size) -> Data:
     """Time the step that scores the token after T, with the cache and without, over T and size."""
     lengths = size.pick((1, 4, 16, 32, 64, 127, 256, 512, 1023), (1, 4))
@@ -590,7 +591,7 @@ def bandwidth_table(data: Data) -> Table:
 # --- Batches ---
 
 
-@measurement("timing.batch", kind="measured")
+@measurement("timing.batch", kind="measured", engine="the eager engine")
 def batch(size: Size) -> Data:
     """Time a decode step for batches of 1 to 64 rows, with little in the cache and with much."""
     model, _ = load_pretrained()

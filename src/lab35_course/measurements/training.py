@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from lab35.checkpoint import ASSETS, MODEL_FILE, load_pretrained, read_record
+from lab35_course.plain import Markdown, code
 from lab35_course.results import Data, Size, Table, invariant, measurement, table
 
 TEXTS = ("Holmes", "Sherlock Holmes", "It was a dark night and", "My dear Watson, said he, I")
@@ -56,7 +57,7 @@ def record_table(data: Data) -> Table:
             ["Parameters", f"{data['parameters']:,}"],
             ["Weights in float32", f"{data['weight_bytes']:,} bytes"],
             ["Weight file with its header", f"{data['file_bytes']:,} bytes"],
-            ["Text, first digits of its sha256", f"`{data['corpus_sha256'][:16]}`"],
+            ["Text, first digits of its sha256", code(data["corpus_sha256"][:16])],
             ["Tokens to train on", f"{data['train_tokens']:,}"],
             ["Tokens held out", f"{data['held_out_tokens']:,}"],
             ["Bytes held out", f"{data['held_out_bytes']:,}"],
@@ -120,9 +121,9 @@ def tokenizer_table(data: Data) -> Table:
         headers=["Text", "Tokens", "Cut into"],
         rows=[
             [
-                f"`{cut['text']}`",
+                code(cut["text"]),
                 str(cut["count"]),
-                " ".join(f"`{token.replace(' ', '␣')}`" for token in cut["tokens"]),
+                Markdown(" ".join(code(token.replace(" ", "␣")) for token in cut["tokens"])),
             ]
             for cut in data["texts"]
         ],

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lab35 import GPT, KVCache, generate, load_pretrained
 from lab35.verification import verify, verify_cache
+from lab35_course.plain import Markdown, code
 from lab35_course.results import Data, Size, Table, invariant, measurement, table
 
 PROMPT = "Sherlock Holmes"
@@ -82,7 +83,7 @@ def report_table(data: Data) -> Table:
     labels = [f"{group['first']} to {group['last']}" for group in data["groups"]]
     rows = [
         [label, f"{row['difference']:.1e}", f"{row['margin']:.3f}", f"{row['factor']:,.0f}"]
-        for label, row in zip([*labels, "**all**"], [*data["groups"], whole], strict=True)
+        for label, row in zip([*labels, Markdown("**all**")], [*data["groups"], whole], strict=True)
     ]
     headers = ["steps", "largest logit difference", "smallest margin", "margin / difference"]
     return Table(headers, rows, "lrrr")
@@ -347,7 +348,7 @@ def a_flip_is_excused_and_told(data: Data) -> None:
 @table("verification.flip", result="verification.flip")
 def flip_table(data: Data) -> Table:
     """Lay out which token each side puts first, and by how little."""
-    tokens = [f"`{data[key]!r}`" for key in ("best", "second")]
+    tokens = [code(repr(data[key])) for key in ("best", "second")]
     rows = []
     for side, name in (("uncached", "recomputed"), ("cached", "from the cache")):
         gap = data["gaps"][side]
