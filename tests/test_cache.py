@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -483,3 +485,145 @@ def test_a_cache_of_another_models_shape_gives_no_logits(
     with pytest.raises(ValueError, match=r"cache must have the model's .* \(4, 4, 32\), got"):
         cached(model, cache, prompt)
     assert 0 == cache.length
+
+
+# One truth: what is assigned is what the next forward reads
+
+
+def assigned(cache: Cache, order: list[int]) -> None:
+    """Put the rows of a cache into another order, as a beam search does."""
+    cache.k = cache.k[:, order]
+    cache.v = cache.v[:, order]
+
+
+@both_kinds
+@pytest.mark.parametrize("order", [[1, 0], [1, 1], [1, 0, 1], [1]], ids=str)
+@pytest.mark.parametrize("inference", [True, False])
+def test_assigned_rows_are_the_ones_that_are_read(
+    model: GPT, passage: list[int], kind: Kind, order: list[int], inference: bool
+) -> None:
+    """Rows in another order, copied or left out: views of the old buffers would still be read."""
+    idx = torch.tensor([passage[:6], passage[30:36]])
+    cache = kind(model.config, 2)
+    cached(model, cache, idx[:, :5])
+    with torch.inference_mode(inference):
+        assigned(cache, order)
+    assert kind is GrowingCache or cache.k.is_inference()
+    close(uncached(model, idx[order])[:, 5:], cached(model, cache, idx[order][:, 5:]))
+    cache.reset()
+    close(uncached(model, idx[order]), cached(model, cache, idx[order]))
+
+
+def test_rows_that_are_reordered_stay_in_their_buffer(model: GPT, prompt: Tensor) -> None:
+    """The address is what compilers and CUDA graphs were promised."""
+    cache = KVCache(model.config, 2)
+    before = cache.k.data_ptr(), cache.v.data_ptr()
+    assigned(cache, [1, 0])
+    cache.k = cache.k
+    assert before == (cache.k.data_ptr(), cache.v.data_ptr())
+
+
+@both_kinds
+def test_what_was_assigned_is_a_copy(model: GPT, prompt: Tensor, kind: Kind) -> None:
+    """Two caches must not write into one buffer."""
+    first, second = kind(model.config, 1), kind(model.config, 1)
+    cached(model, first, prompt[:, :5])
+    cached(model, second, prompt[:, 2:7])
+    second.k, second.v = first.k, first.v
+    cached(model, second, prompt[:, 6:7])
+    close(uncached(model, prompt[:, :6])[:, 5:], cached(model, first, prompt[:, 5:6]))
+
+
+@both_kinds
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda k: k[:2], r"k must have shape \(L, B, H, T, D\) = \(4, B, 4, "),
+        (lambda k: k[:, :0], "k must have shape"),
+        (lambda k: k[:, 0], "k must have shape"),
+        (lambda k: k[..., :-1, :], "k must have shape"),
+        (lambda k: k.double(), "k must be torch.float32 on cpu, got torch.float64 on cpu"),
+        (lambda k: k.tolist(), "k must be a tensor, got a list"),
+    ],
+)
+def test_another_buffer_is_refused(
+    model: GPT, prompt: Tensor, kind: Kind, change: Callable, message: str
+) -> None:
+    """Broadcast or cast in silence, the next forward would read something else."""
+    cache = kind(model.config, 1)
+    cached(model, cache, prompt[:, :5])
+    with pytest.raises(ValueError, match=message):
+        cache.k = change(cache.k)
+    close(uncached(model, prompt)[:, 5:], cached(model, cache, prompt[:, 5:]))
+
+
+@both_kinds
+def test_keys_and_values_of_other_rows_are_refused(model: GPT, prompt: Tensor, kind: Kind) -> None:
+    """The keys reordered, and the values forgotten."""
+    cache = kind(model.config, 1)
+    cached(model, cache, prompt[:, :5])
+    cache.k = cache.k.expand(-1, 2, -1, -1, -1)
+    with pytest.raises(
+        ValueError, match=r"cache.k and cache.v must have the same rows, got 2 and 1"
+    ):
+        cached(model, cache, prompt[:, 5:].expand(2, -1))
+
+
+def test_writing_into_the_buffers_is_seen(model: GPT, prompt: Tensor) -> None:
+    """Another way to set the same numbers."""
+    cache = KVCache(model.config, 2)
+    idx = torch.cat((prompt, prompt.flip(1)))
+    cached(model, cache, idx[:, :5])
+    with torch.inference_mode():
+        cache.k[:], cache.v[:] = cache.k[:, [1, 0]], cache.v[:, [1, 0]]
+    close(uncached(model, idx[[1, 0]])[:, 5:], cached(model, cache, idx[[1, 0]][:, 5:]))
+
+
+@both_kinds
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
+def test_a_copy_is_a_cache_of_its_own(
+    model: GPT, prompt: Tensor, kind: Kind, copied: Callable
+) -> None:
+    """Views that are copied one by one are no views of the copied buffers."""
+    cache = kind(model.config, 1)
+    cached(model, cache, prompt[:, :5])
+    other = copied(cache)
+    found = cached(model, other, prompt[:, 5:])
+    assert (5, 10) == (cache.length, other.length)
+    assert kind is GrowingCache or other.v.is_inference()
+    assert not torch.equal(other.k[..., 5:10, :], torch.zeros_like(other.k[..., 5:10, :]))
+    close(uncached(model, prompt)[:, 5:], found)
+    close(found, cached(model, cache, prompt[:, 5:]))
+
+
+@both_kinds
+@pytest.mark.parametrize("bad", [-1, 6, 129, 2.0, "3", None, True])
+def test_a_length_that_nothing_is_stored_for_is_refused(
+    model: GPT, prompt: Tensor, kind: Kind, bad: object
+) -> None:
+    """Set by hand, it must lie within what there is: a token may be taken back."""
+    if kind is KVCache and bad == 6:
+        return  # the buffer has room there, and someone may have filled it by hand
+    cache = kind(model.config, 1)
+    cached(model, cache, prompt[:, :5])
+    with pytest.raises(ValueError, match="length must"):
+        cache.length = bad
+    cache.length = torch.tensor(4)
+    assert cache.length == 4
+    close(uncached(model, prompt)[:, 4:], cached(model, cache, prompt[:, 4:]))
+
+
+@both_kinds
+def test_a_cache_of_another_type_is_refused(model: GPT, prompt: Tensor, kind: Kind) -> None:
+    """It would round in silence, or fail in attention's words after the first layer has written."""
+    cache = kind(model.config, 1, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"cache must hold the model's torch\.float32, got .*64"):
+        cached(model, cache, prompt)
+    assert 0 == cache.length
+
+
+def test_the_config_of_a_model_cannot_be_replaced() -> None:
+    """Its weights have the old sizes, and every check would look at the new ones."""
+    model = GPT(GPTConfig(n_layer=1))
+    with pytest.raises(AttributeError, match="config"):
+        model.config = GPTConfig(n_layer=2)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -291,6 +295,111 @@ def test_nothing_leaks_from_one_generation_into_the_next(model: GPT, prompt: Ten
     assert alone == mixed
 
 
+# --- Nothing is held between two steps -----------------------------------------------------------
+
+
+@pytest.fixture
+def dropping(tiny_model: GPT) -> GPT:
+    """A model in training mode whose dropout is strong, and one part of which is frozen."""
+    torch.manual_seed(1)
+    model = GPT(replace(tiny_model.config, dropout=0.5)).train()
+    model.blocks[1].eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(8)  # small weights repeat one token, with dropout or without
+        choices = {model(PROMPT)[0][0, -1].argmax().item() for _ in range(20)}
+    assert len(choices) > 2, "dropout must be seen in the tokens"
+    return model
+
+
+PROMPT = torch.tensor([[3, 1, 4]])
+ENGINES = pytest.mark.parametrize(
+    "how", [{"engine": "eager"}, {"engine": "lean"}, {"use_cache": False}], ids=str
+)
+
+
+@ENGINES
+def test_the_end_of_one_text_leaves_another_without_dropout(dropping: GPT, how: dict) -> None:
+    """Two texts in turns over a model in training: the end of one must not switch it back."""
+    expected = generate(dropping, PROMPT, 12, temperature=0, **how).new_tokens[0].tolist()
+    short = decode_steps(dropping, PROMPT, 2, temperature=0, **how)
+    long = decode_steps(dropping, PROMPT, 12, temperature=0, **how)
+    found = []
+    for _ in range(12):
+        next(short, None)  # begins first, and ends while the other goes on
+        found.append(next(long).token.item())
+    assert expected == found
+
+
+@ENGINES
+@pytest.mark.parametrize("taken", [1, 3])
+def test_between_two_steps_the_mode_is_the_callers(dropping: GPT, how: dict, taken: int) -> None:
+    """A validation text in the middle of training, read slowly or never to its end."""
+    modes = [module.training for module in dropping.modules()]
+    steps = decode_steps(dropping, PROMPT, 6, **how)
+    for _ in range(taken):
+        next(steps)
+        assert [module.training for module in dropping.modules()] == modes
+        assert not torch.is_inference_mode_enabled()
+        assert torch.is_grad_enabled()
+    dropping(PROMPT, targets=PROMPT)[1].backward()
+    with pytest.raises(KeyError):
+        steps.throw(KeyError)
+    assert [module.training for module in dropping.modules()] == modes
+
+
+@ENGINES
+def test_a_mode_that_the_caller_changes_stays_changed(dropping: GPT, how: dict) -> None:
+    """`model.eval()` between two steps is a wish, and the end of the text must not undo it."""
+    steps = decode_steps(dropping, PROMPT, 4, temperature=0, **how)
+    expected = generate(dropping, PROMPT, 4, temperature=0, **how).new_tokens[0].tolist()
+    found = [next(steps).token.item()]
+    dropping.eval()
+    found.append(next(steps).token.item())
+    dropping.train()
+    found += [step.token.item() for step in steps]
+    assert expected == found
+    assert all(module.training for module in dropping.modules())
+
+
+def test_texts_in_threads_do_not_switch_dropout_on(dropping: GPT) -> None:
+    """One thread's forward ends in the middle of another's."""
+    modes = [module.training for module in dropping.modules()]
+    expected = generate(dropping, PROMPT, 30, temperature=0, engine="eager").tokens.tolist()
+    # Each forward waits inside the model until another is there too, or some time has passed.
+    both = threading.Barrier(2)
+
+    def meet(*_: object) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(timeout=0.2)
+
+    hook = dropping.blocks[0].register_forward_pre_hook(meet)
+    with ThreadPoolExecutor(2) as pool:
+        lengths = (17, 30)
+        jobs = [
+            pool.submit(generate, dropping, PROMPT, n, temperature=0, engine="eager")
+            for n in lengths
+        ]
+        found = [job.result().tokens.tolist() for job in jobs]
+    hook.remove()
+    assert [[expected[0][: 3 + n]] for n in lengths] == found
+    assert [module.training for module in dropping.modules()] == modes
+
+
+def test_a_forward_that_fails_puts_the_mode_back(dropping: GPT) -> None:
+    """Also when the failure is in the middle of the model."""
+    modes = [module.training for module in dropping.modules()]
+
+    def fail(*_: object) -> None:
+        raise KeyError
+
+    hook = dropping.blocks[2].register_forward_pre_hook(fail)
+    with pytest.raises(KeyError):
+        generate(dropping, PROMPT, 3)
+    hook.remove()
+    assert [module.training for module in dropping.modules()] == modes
+
+
 def test_decode_positions_come_from_the_cache(model: GPT, prompt: Tensor) -> None:
     """Each cached step is numbered by what is stored: told explicitly, the same logits."""
     with torch.inference_mode():
@@ -325,8 +434,8 @@ IDX = torch.tensor([[1, 2, 3]])
             {"on_context_limit": "slide"},
             "on_context_limit must be 'stop', 'raise' or 'refill', got 'slide'",
         ),
-        ({"block_size": 0}, r"block_size must be in \[1, 128\], got 0"),
-        ({"block_size": 129}, r"block_size must be in \[1, 128\], got 129"),
+        ({"block_size": 0}, r"block_size must lie in \[1, 128\], got 0"),
+        ({"block_size": 129}, r"block_size must lie in \[1, 128\], got 129"),
         ({"key_mask": torch.ones(1, 3)}, r"key_mask must be bool.*float32"),
         ({"key_mask": torch.ones(1, 4, dtype=torch.bool)}, r"key_mask must be bool.*\(1, 4\)"),
         ({"key_mask": torch.tensor([[True, True, False]])}, "pad on the left, not the right"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -9,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from lab35 import GPT, GPTConfig, position_ids
+from lab35.model import evaluating
 from lab35_course.peers import to_hugging_face
 
 
@@ -190,3 +192,20 @@ def test_impossible_sizes_are_refused(sizes: dict, message: str) -> None:
     """A configuration is checked when it is made, not when it is used."""
     with pytest.raises(ValueError, match=message):
         GPTConfig(**sizes)
+
+
+def test_overlapping_blocks_restore_the_modes_once(tiny_model: GPT) -> None:
+    """The first to end must not switch dropout on for the second, whichever that is."""
+    model = copy.deepcopy(tiny_model).train()
+    model.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    for order in ((0, 1), (1, 0)):
+        blocks = [evaluating(model), evaluating(model)]
+        for block in blocks:
+            block.__enter__()
+        blocks[order[0]].__exit__(None, None, None)
+        assert not any(module.training for module in model.modules())
+        blocks[order[1]].__exit__(None, None, None)
+        assert [module.training for module in model.modules()] == modes
+    with evaluating(nn.Linear(1, 1)), evaluating(lambda: None):
+        pass  # no model, or one without parts

@@ -69,6 +69,15 @@ def test_one_token_has_no_time_per_output_token() -> None:
     assert (told.time_to_first_token, told.seconds, told.tokens_per_second) == (0.5, 0.5, 2.0)
 
 
+def test_a_clock_that_saw_nothing_gives_no_rate() -> None:
+    """Guards against a division by zero where a step is shorter than a tick of the clock."""
+    clock = Clock()
+    told = time_steps(steps_at(clock, [0.0, 0.0]), clock=clock)
+    assert told.arrivals == (0.0, 0.0)
+    assert told.tokens_per_second is None
+    assert told.time_per_output_token == 0.0
+
+
 def test_prompt_tokens_are_no_output() -> None:
     """A prompt a hundred times as long makes no rate higher when the times are the same."""
     rates = []
@@ -244,6 +253,21 @@ def test_no_round_is_refused() -> None:
     """There is nothing to compare."""
     with pytest.raises(ValueError, match="rounds must hold at least one round"):
         compare([])
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_what_the_clock_did_not_see_has_no_ratio(bad: float, name: str) -> None:
+    """Guards against a division by zero, and against NaN that a median would hide."""
+    rounds = [{"a": 1.0, "b": 2.0}, {"a": 1.0, "b": 2.0} | {name: bad}]
+    with pytest.raises(ValueError, match=f"seconds above 0, got {bad} for '{name}' in round 1"):
+        compare(rounds)
+    texts = [{key: latency(seconds) for key, seconds in times.items()} for times in rounds]
+    with pytest.raises(ValueError, match="the clock is too coarse"):
+        compare_texts(texts)
+    still = Clock()
+    with pytest.raises(ValueError, match="the clock is too coarse"):
+        time_paired({"a": int, "b": int}, repeats=2, clock=still)
 
 
 def test_spread_agrees_with_numpy() -> None:

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lab35._arguments import integer
 from lab35.loop import Generation
 from lab35.model import position_ids
 
@@ -47,21 +48,23 @@ def left_pad(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor
         ValueError: If there is no row, a row is empty or not a sequence, or an id is not an
             integer in [0, 2⁶³).
     """
+    if not isinstance(rows, Sequence):
+        raise ValueError(f"rows must be a sequence of rows, got {rows!r}")
     if len(rows) == 0:
         raise ValueError("rows must hold at least one row, got none")
-    _check_id("pad_id", pad_id)
+    pad_id = _token("pad_id", pad_id)
+    ids = []
     for number, row in enumerate(rows):
         if not isinstance(row, Sequence):
             raise ValueError(f"rows[{number}] must be a sequence of ids, got {row!r}")
         if len(row) == 0:
             raise ValueError(f"rows[{number}] must hold at least one id, got none")
-        for column, token in enumerate(row):
-            _check_id(f"rows[{number}][{column}]", token)
+        ids.append([_token(f"rows[{number}][{column}]", each) for column, each in enumerate(row)])
 
-    width = max(len(row) for row in rows)
-    idx = torch.full((len(rows), width), pad_id)
-    mask = torch.zeros(len(rows), width, dtype=torch.bool)
-    for number, row in enumerate(rows):
+    width = max(map(len, ids))
+    idx = torch.full((len(ids), width), pad_id)
+    mask = torch.zeros(len(ids), width, dtype=torch.bool)
+    for number, row in enumerate(ids):
         idx[number, width - len(row) :] = torch.tensor(row)
         mask[number, width - len(row) :] = True
     return idx, mask
@@ -79,12 +82,15 @@ def completions(generation: Generation, eos_id: int) -> list[list[int]]:
     Returns:
         One list of ids a row, cut before its first `eos_id`. A row that sampled it at once is
         empty.
+
+    Raises:
+        ValueError: If `eos_id` is no integer.
     """
+    eos_id = integer("eos_id", eos_id)
     rows = generation.new_tokens.tolist()
     return [row[: row.index(eos_id)] if eos_id in row else row for row in rows]
 
 
-def _check_id(name: str, token: object) -> None:
-    # bool is an int to Python, and a mask passed by mistake would pass as ids.
-    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < 2**63:
-        raise ValueError(f"{name} must be an integer in [0, 2**63), got {token!r}")
+def _token(name: str, token: object) -> int:
+    # A mask passed by mistake would pass as ids, if True were an integer.
+    return integer(name, token, 0, 2**63 - 1, allowed="an integer in [0, 2**63)")

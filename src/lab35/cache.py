@@ -21,11 +21,13 @@ assert cache.length == prompt.shape[1] + 1
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from lab35._arguments import integer
 from lab35.model import GPT, GPTConfig, causal_mask
 
 __all__ = ["Cache", "GrowingCache", "KVCache", "cache_bytes", "causal_mask"]
@@ -89,11 +91,6 @@ class KVCache:
         dtype: Element type of the buffers.
         device: Where the buffers live.
 
-    Attributes:
-        k: Keys, shape (L, B, H, max_len, D). Only the first `length` positions mean anything.
-        v: Values, same shape.
-        length: Positions stored so far.
-
     Raises:
         ValueError: If `batch_size` is below 1, or `max_len` outside [1, block_size].
     """
@@ -108,18 +105,16 @@ class KVCache:
         device: torch.device | str | None = None,
     ) -> None:
         max_len = config.block_size if max_len is None else max_len
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        if not 1 <= max_len <= config.block_size:
-            raise ValueError(f"max_len must lie in [1, {config.block_size}], got {max_len}")
+        batch_size = integer("batch_size", batch_size, 1)
+        max_len = integer("max_len", max_len, 1, config.block_size)
         self._config = config
         shape = (config.n_layer, batch_size, config.n_head, max_len, config.head_dim)
         # Inference tensors: no gradient graph can ever hold on to a buffer that is overwritten.
         with torch.inference_mode():
-            self.k = torch.zeros(shape, dtype=dtype, device=device)
-            self.v = torch.zeros(shape, dtype=dtype, device=device)
-        self._layers = list(zip(self.k.unbind(), self.v.unbind(), strict=True))  # views
-        self.length = 0
+            self._k = torch.zeros(shape, dtype=dtype, device=device)
+            self._v = torch.zeros(shape, dtype=dtype, device=device)
+        self._look_at_layers()
+        self._length = 0
 
     @classmethod
     def for_model(cls, model: GPT, batch_size: int, max_len: int | None = None) -> KVCache:
@@ -140,9 +135,53 @@ class KVCache:
         return cls(model.config, batch_size, max_len, dtype=weights.dtype, device=weights.device)
 
     @property
+    def k(self) -> Tensor:
+        """Keys, shape (L, B, H, max_len, D). Only the first `length` positions mean anything.
+
+        What is assigned is copied. It may have other rows: those of a beam search, for one. The
+        values then need the same ones before the next forward.
+
+        Raises:
+            ValueError: If what is assigned differs in more than its rows.
+        """
+        return self._k
+
+    @k.setter
+    def k(self, keys: Tensor) -> None:
+        self._k = _replaced("k", self._k, keys)
+        self._look_at_layers()
+
+    @property
+    def v(self) -> Tensor:
+        """Values, shape (L, B, H, max_len, D), as for the keys.
+
+        Raises:
+            ValueError: If what is assigned differs in more than its rows.
+        """
+        return self._v
+
+    @v.setter
+    def v(self, values: Tensor) -> None:
+        self._v = _replaced("v", self._v, values)
+        self._look_at_layers()
+
+    @property
+    def length(self) -> int:
+        """Positions stored so far. Set it lower to take tokens back: the next chunk begins there.
+
+        Raises:
+            ValueError: If what is assigned is no integer in [0, max_len].
+        """
+        return self._length
+
+    @length.setter
+    def length(self, length: int) -> None:
+        self._length = integer("length", length, 0, self.max_len)
+
+    @property
     def max_len(self) -> int:
         """Positions that there is room for."""
-        return self.k.shape[3]
+        return self._k.shape[3]
 
     @property
     def nbytes(self) -> int:
@@ -162,7 +201,7 @@ class KVCache:
                 `max_len`.
             RuntimeError: Outside `torch.inference_mode()`.
         """
-        _check_chunk(config, self._config, batch_size, self.k.shape[1])
+        _check_chunk(config, self._config, batch_size, self._k.shape[1], self._v.shape[1])
         if self.length + t_new > self.max_len:
             raise ValueError(
                 f"a chunk must fit into the cache's max_len={self.max_len}, "
@@ -179,12 +218,30 @@ class KVCache:
 
         Returns:
             Views of the keys and values, each of shape (B, H, length + t_new, D).
+
+        Raises:
+            ValueError: If they are of another type than the buffers.
         """
         keys, values = self._layers[layer]  # each (B, H, max_len, D)
+        _check_type(k, keys)
         start, t_new = self.length, k.shape[2]
         keys.narrow(2, start, t_new).copy_(k)
         values.narrow(2, start, t_new).copy_(v)
         return keys.narrow(2, 0, start + t_new), values.narrow(2, 0, start + t_new)
+
+    def _look_at_layers(self) -> None:
+        """Make each layer's views of the buffers once: a step of one token has no time for it."""
+        self._layers = list(zip(self._k.unbind(), self._v.unbind(), strict=True))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Unpickled by themselves, the views would no longer be views.
+        return {name: value for name, value in vars(self).items() if name != "_layers"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        with torch.inference_mode():  # a copy made outside of it is an ordinary tensor
+            self._k, self._v = self._k.clone(), self._v.clone()
+        self._look_at_layers()
 
     def advance(self, t_new: int) -> None:
         """Count a chunk as stored. The model calls it once, after the last layer.
@@ -196,7 +253,7 @@ class KVCache:
 
     def reset(self) -> None:
         """Forget everything; the buffers stay where they are."""
-        self.length = 0
+        self._length = 0
 
 
 class GrowingCache:
@@ -211,9 +268,6 @@ class GrowingCache:
         dtype: Element type of the buffers.
         device: Where the buffers live.
 
-    Attributes:
-        length: Positions stored so far.
-
     Raises:
         ValueError: If `batch_size` is below 1.
     """
@@ -226,8 +280,7 @@ class GrowingCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        batch_size = integer("batch_size", batch_size, 1)
         self._config = config
         shape = (batch_size, config.n_head, 0, config.head_dim)
         with torch.inference_mode():
@@ -236,13 +289,44 @@ class GrowingCache:
 
     @property
     def k(self) -> Tensor:
-        """Keys, shape (L, B, H, length, D)."""
+        """Keys, shape (L, B, H, length, D). What is assigned is copied, and may have other rows.
+
+        Raises:
+            ValueError: If what is assigned differs in more than its rows.
+        """
         return torch.stack([k[:, :, : self.length] for k in self._k])
+
+    @k.setter
+    def k(self, keys: Tensor) -> None:
+        self._k = list(_replaced("k", self.k, keys).unbind())
+        self._empty = self._k[0][:, :, :0].clone()  # of the new rows, for `reset`
 
     @property
     def v(self) -> Tensor:
-        """Values, shape (L, B, H, length, D)."""
+        """Values, shape (L, B, H, length, D), as for the keys.
+
+        Raises:
+            ValueError: If what is assigned differs in more than its rows.
+        """
         return torch.stack([v[:, :, : self.length] for v in self._v])
+
+    @v.setter
+    def v(self, values: Tensor) -> None:
+        self._v = list(_replaced("v", self.v, values).unbind())
+
+    @property
+    def length(self) -> int:
+        """Positions stored so far. Set it lower to take tokens back: the next chunk begins there.
+
+        Raises:
+            ValueError: If what is assigned is no integer between 0 and what is stored.
+        """
+        return self._length
+
+    @length.setter
+    def length(self, length: int) -> None:
+        stored = min(layer.shape[2] for layer in self._k + self._v)
+        self._length = integer("length", length, 0, stored)
 
     @property
     def nbytes(self) -> int:
@@ -261,7 +345,7 @@ class GrowingCache:
             ValueError: If the sizes or rows differ from the cache's.
             RuntimeError: Outside `torch.inference_mode()`.
         """
-        _check_chunk(config, self._config, batch_size, self._k[0].shape[0])
+        _check_chunk(config, self._config, batch_size, self._k[0].shape[0], self._v[0].shape[0])
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Build one layer anew: what was stored, then the chunk.
@@ -273,7 +357,11 @@ class GrowingCache:
 
         Returns:
             Keys and values, each of shape (B, H, length + t_new, D).
+
+        Raises:
+            ValueError: If they are of another type than what is stored.
         """
+        _check_type(k, self._empty)
         # The slice drops what a forward that failed half-way may have left behind.
         self._k[layer] = torch.cat((self._k[layer][:, :, : self.length], k), dim=2)
         self._v[layer] = torch.cat((self._v[layer][:, :, : self.length], v), dim=2)
@@ -291,7 +379,7 @@ class GrowingCache:
         """Forget everything, and let go of the memory."""
         self._k = [self._empty] * self._config.n_layer
         self._v = [self._empty] * self._config.n_layer
-        self.length = 0
+        self._length = 0
 
 
 def cache_bytes(
@@ -329,13 +417,39 @@ def cache_bytes(
         "length": length,
         "batch_size": batch_size,
     }
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
-    return 2 * n_layer * batch_size * n_kv_head * length * head_dim * dtype.itemsize
+    elements = math.prod(integer(name, size, 1) for name, size in sizes.items())
+    return 2 * elements * dtype.itemsize
 
 
-def _check_chunk(config: GPTConfig, own: GPTConfig, batch_size: int, expected: int) -> None:
+def _replaced(name: str, stored: Tensor, given: Tensor) -> Tensor:
+    """Copy what was assigned to a buffer: into its place, or into a new one for other rows."""
+    if not isinstance(given, Tensor):
+        raise ValueError(f"{name} must be a tensor, got a {type(given).__name__}")
+    L, _, *sizes = stored.shape
+    if given.ndim != 5 or 0 in given.shape[:2] or [given.shape[0], *given.shape[2:]] != [L, *sizes]:
+        raise ValueError(
+            f"{name} must have shape (L, B, H, T, D) = ({L}, B, {', '.join(map(str, sizes))}), "
+            f"got {tuple(given.shape)}"
+        )
+    if given.dtype != stored.dtype or given.device != stored.device:
+        raise ValueError(
+            f"{name} must be {stored.dtype} on {stored.device}, got {given.dtype} on {given.device}"
+        )
+    with torch.inference_mode():
+        return stored.copy_(given) if given.shape == stored.shape else given.clone()
+
+
+def _check_type(new: Tensor, stored: Tensor) -> None:
+    # Under autocast the model computes in another type than it is stored in, and attention casts.
+    if new.dtype != stored.dtype and not torch.is_autocast_enabled(new.device.type):
+        raise ValueError(
+            f"cache must hold the model's {new.dtype}, got {stored.dtype}; KVCache.for_model does"
+        )
+
+
+def _check_chunk(
+    config: GPTConfig, own: GPTConfig, batch_size: int, rows: int, rows_of_values: int
+) -> None:
     if not torch.is_inference_mode_enabled():
         raise RuntimeError("a forward with a cache must run under torch.inference_mode()")
     if config is not own and _sizes(config) != _sizes(own):
@@ -343,8 +457,12 @@ def _check_chunk(config: GPTConfig, own: GPTConfig, batch_size: int, expected: i
             f"cache must have the model's layers, heads and head width {_sizes(config)}, "
             f"got {_sizes(own)}"
         )
-    if batch_size != expected:
-        raise ValueError(f"idx must have the cache's {expected} rows, got {batch_size}")
+    if rows != rows_of_values:
+        raise ValueError(
+            f"cache.k and cache.v must have the same rows, got {rows} and {rows_of_values}"
+        )
+    if batch_size != rows:
+        raise ValueError(f"idx must have the cache's {rows} rows, got {batch_size}")
 
 
 def _sizes(config: GPTConfig) -> tuple[int, int, int]:

@@ -21,6 +21,8 @@ import math
 import torch
 from torch import Tensor
 
+from lab35._arguments import integer, number
+
 __all__ = [
     "refill_start",
     "refill_token_forwards",
@@ -43,7 +45,7 @@ def slide_start(length: int, block_size: int) -> int:
     Raises:
         ValueError: If an argument is below 1.
     """
-    _check(1, length=length, block_size=block_size)
+    length, block_size = integer("length", length, 1), integer("block_size", block_size, 1)
     return max(0, length - block_size)
 
 
@@ -63,7 +65,7 @@ def refill_start(length: int, block_size: int) -> int:
     Raises:
         ValueError: If an argument is below 1.
     """
-    _check(1, length=length, block_size=block_size)
+    length, block_size = integer("length", length, 1), integer("block_size", block_size, 1)
     return 0 if length <= block_size else length - _kept(block_size)
 
 
@@ -81,8 +83,9 @@ def slide_token_forwards(prompt_length: int, new_tokens: int, block_size: int) -
     Raises:
         ValueError: If an argument is out of range.
     """
-    _check(1, prompt_length=prompt_length, block_size=block_size)
-    _check(0, new_tokens=new_tokens)
+    prompt_length = integer("prompt_length", prompt_length, 1)
+    new_tokens = integer("new_tokens", new_tokens, 0)
+    block_size = integer("block_size", block_size, 1)
     P, N = prompt_length, new_tokens
     growing = min(N, max(0, block_size - P))  # steps that leave room in the block
     return growing * P + growing * (growing - 1) // 2 + (N - growing) * block_size
@@ -106,8 +109,9 @@ def refill_token_forwards(prompt_length: int, new_tokens: int, block_size: int) 
     Raises:
         ValueError: If an argument is out of range.
     """
-    _check(1, prompt_length=prompt_length, block_size=block_size)
-    _check(0, new_tokens=new_tokens)
+    prompt_length = integer("prompt_length", prompt_length, 1)
+    new_tokens = integer("new_tokens", new_tokens, 0)
+    block_size = integer("block_size", block_size, 1)
     if new_tokens == 0:
         return 0
     kept = _kept(block_size)
@@ -136,6 +140,9 @@ def rotate(x: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:
         ValueError: If D is odd, `positions` are not int64 with shape (T,), or `base` is not
             finite and above 0.
     """
+    for name, given in (("x", x), ("positions", positions)):
+        if not isinstance(given, Tensor):
+            raise ValueError(f"{name} must be a tensor, got a {type(given).__name__}")
     if x.ndim < 2 or not x.is_floating_point() or x.shape[-1] % 2:
         raise ValueError(
             f"x must be floats with shape (…, T, D), D even, got {x.dtype} with {tuple(x.shape)}"
@@ -146,6 +153,7 @@ def rotate(x: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:
             f"positions must be int64 with shape (T,) = ({T},), "
             f"got {positions.dtype} with shape {tuple(positions.shape)}"
         )
+    base = number("base", base, "finite and above 0")
     if not (math.isfinite(base) and base > 0):
         raise ValueError(f"base must be finite and above 0, got {base}")
     # In float64, because an angle of a million radians has lost its digits in float32.
@@ -158,9 +166,3 @@ def rotate(x: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:
 
 def _kept(block_size: int) -> int:
     return max(1, block_size // 2)
-
-
-def _check(least: int, **arguments: int) -> None:
-    for name, value in arguments.items():
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -21,6 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lab35._arguments import check_generator, integer
 from lab35.cache import KVCache
 from lab35.context import refill_start, slide_start
 from lab35.model import GPT, evaluating, position_ids
@@ -193,7 +194,8 @@ def decode_steps(
     """Continue a prompt token by token, for those who want each one as it comes.
 
     Takes the arguments of `generate`, which does nothing but collect these steps. They are checked
-    at the call, not at the first step.
+    at the call, not at the first step. Between two steps nothing is held: the model's mode and
+    torch's are the caller's own, and an iterator may be left where it is.
 
     Args:
         model: See `generate`.
@@ -218,11 +220,11 @@ def decode_steps(
         ValueError: If an argument is out of range.
         ContextLimitError: As `generate` does.
     """
-    check_sampling(temperature, top_k, top_p)
+    temperature, top_k, top_p = check_sampling(temperature, top_k, top_p)
     block_size = _check_block_size(model, block_size, use_cache)
+    eos_id = None if eos_id is None else integer("eos_id", eos_id)
     check_prompt(model, idx, key_mask, eos_id)
-    if max_new_tokens < 0:
-        raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+    max_new_tokens = integer("max_new_tokens", max_new_tokens, 0)
     if on_context_limit not in ("stop", "raise", "refill"):
         raise ValueError(
             f"on_context_limit must be 'stop', 'raise' or 'refill', got {on_context_limit!r}"
@@ -232,11 +234,8 @@ def decode_steps(
             f"idx must hold at most block_size={block_size} tokens for the cached loop, "
             f"got {idx.shape[1]}; crop the prompt, let it refill, or use use_cache=False"
         )
-    if generators is not None and (generator is not None or len(generators) != idx.shape[0]):
-        raise ValueError(
-            f"generators must be one a row ({idx.shape[0]}), and no generator beside them, "
-            f"got {len(generators)}{'' if generator is None else ' and a generator'}"
-        )
+    check_generator("generator", generator, idx.device)
+    _check_generators(generators, generator, idx)
     engine = choose_engine(engine, model, len(idx), key_mask=key_mask, use_cache=use_cache)
 
     def choose(logits: Tensor) -> Tensor:
@@ -258,7 +257,7 @@ def decode_steps(
     )
 
 
-@torch.inference_mode()
+@torch.inference_mode()  # torch leaves the mode at each yield, and enters it again
 def _steps(
     model: Model,
     idx: Tensor,
@@ -285,53 +284,55 @@ def _steps(
     ran = cache.name if isinstance(cache, Engine) else engine
     ended = torch.zeros(B, 1, dtype=torch.bool, device=idx.device)
 
-    with evaluating(model):
-        for n in range(1, max_new_tokens + 1):
-            # 1) score: what the cache has not seen, or the last block_size tokens
-            if cache is None:
-                first = slide_start(idx.shape[1], block_size)
-            start = first if cache is None else first + cache.length
-            new = idx[:, start:]
-            if isinstance(cache, Engine):
-                logits = cache(new)  # (1, V)
-            else:
-                inputs = {} if cache is None else {"cache": cache}
-                if key_mask is not None:
-                    visible = key_mask[:, first:]
-                    inputs["key_mask"] = visible
-                    inputs["position_ids"] = position_ids(visible)[:, start - first :]
-                logits = model(new, **inputs)[0][:, -1]  # (B, V)
+    for n in range(1, max_new_tokens + 1):
+        # 1) score: what the cache has not seen, or the last block_size tokens
+        if cache is None:
+            first = slide_start(idx.shape[1], block_size)
+        start = first if cache is None else first + cache.length
+        new = idx[:, start:]
+        inputs = {} if cache is None else {"cache": cache}
+        if key_mask is not None:
+            visible = key_mask[:, first:]
+            inputs["key_mask"] = visible
+            inputs["position_ids"] = position_ids(visible)[:, start - first :]
+        if isinstance(cache, Engine) and cache.length:
+            logits = cache(new)  # (1, V), and no module is called
+        else:
+            # For this forward alone: between two steps the model's mode is its owner's.
+            with evaluating(model):
+                by_engine = isinstance(cache, Engine)
+                logits = cache(new) if by_engine else model(new, **inputs)[0][:, -1]  # (B, V)
 
-            # 2) choose, and append
-            token = choose(logits)
-            if eos_id is not None:
-                token = token.masked_fill(ended, eos_id)
-                ended = ended | (token == eos_id)
-            idx = torch.cat((idx, token), dim=1)
-            if key_mask is not None:
-                key_mask = torch.cat((key_mask, torch.ones_like(ended)), dim=1)
+        # 2) choose, and append
+        token = choose(logits)
+        if eos_id is not None:
+            token = token.masked_fill(ended, eos_id)
+            ended = ended | (token == eos_id)
+        idx = torch.cat((idx, token), dim=1)
+        if key_mask is not None:
+            key_mask = torch.cat((key_mask, torch.ones_like(ended)), dim=1)
 
-            # 3) stop?
-            full = cache is not None and cache.length == block_size
-            reason: StopReason | None = None
-            if eos_id is not None and ended.all():
-                reason = "eos"
-            elif n == max_new_tokens:
-                reason = "max_new_tokens"
-            elif full and on_context_limit == "stop":
-                reason = "context_limit"
-            yield Step(token, new.shape[1], reason, ran)
-            if reason is not None:
-                return
+        # 3) stop?
+        full = cache is not None and cache.length == block_size
+        reason: StopReason | None = None
+        if eos_id is not None and ended.all():
+            reason = "eos"
+        elif n == max_new_tokens:
+            reason = "max_new_tokens"
+        elif full and on_context_limit == "stop":
+            reason = "context_limit"
+        yield Step(token, new.shape[1], reason, ran)
+        if reason is not None:
+            return
 
-            # 4) make room
-            if full and on_context_limit == "raise":
-                raise ContextLimitError(
-                    f"all {block_size} positions are used after {n} of {max_new_tokens} tokens"
-                )
-            if full:
-                first = refill_start(idx.shape[1], block_size)
-                cache.reset()
+        # 4) make room
+        if full and on_context_limit == "raise":
+            raise ContextLimitError(
+                f"all {block_size} positions are used after {n} of {max_new_tokens} tokens"
+            )
+        if full:
+            first = refill_start(idx.shape[1], block_size)
+            cache.reset()
 
 
 def token_forwards(prompt_length: int, new_tokens: int, *, use_cache: bool) -> int:
@@ -348,14 +349,31 @@ def token_forwards(prompt_length: int, new_tokens: int, *, use_cache: bool) -> i
     Raises:
         ValueError: If `prompt_length` is below 1 or `new_tokens` below 0.
     """
-    P, N = prompt_length, new_tokens
-    if P < 1:
-        raise ValueError(f"prompt_length must be at least 1, got {P}")
-    if N < 0:
-        raise ValueError(f"new_tokens must be at least 0, got {N}")
+    P, N = integer("prompt_length", prompt_length, 1), integer("new_tokens", new_tokens, 0)
     if N == 0:
         return 0
     return P + N - 1 if use_cache else N * P + N * (N - 1) // 2
+
+
+def _check_generators(
+    generators: Sequence[torch.Generator] | None, generator: torch.Generator | None, idx: Tensor
+) -> None:
+    """Refuse what does not give each row draws of its own."""
+    if generators is None:
+        return
+    if not isinstance(generators, Sequence):
+        raise ValueError(f"generators must be a sequence, one a row, got {generators!r}")
+    if generator is not None or len(generators) != len(idx):
+        raise ValueError(
+            f"generators must be one a row ({len(idx)}), and no generator beside them, "
+            f"got {len(generators)}{'' if generator is None else ' and a generator'}"
+        )
+    for row, own in enumerate(generators):
+        if own is None:
+            raise ValueError(f"generators[{row}] must be a torch.Generator, got None")
+        check_generator(f"generators[{row}]", own, idx.device)
+    if len(set(map(id, generators))) < len(generators):
+        raise ValueError("generators must be different objects, got one for several rows")
 
 
 def _check_block_size(model: Model, block_size: int | None, use_cache: bool) -> int:
@@ -367,10 +385,7 @@ def _check_block_size(model: Model, block_size: int | None, use_cache: bool) -> 
         if trained is None:
             raise ValueError("block_size must be given for a model without a config, got None")
         return trained
-    if block_size < 1 or (trained is not None and block_size > trained):
-        allowed = "at least 1" if trained is None else f"in [1, {trained}]"
-        raise ValueError(f"block_size must be {allowed}, got {block_size}")
-    return block_size
+    return integer("block_size", block_size, 1, trained)
 
 
 def check_prompt(
@@ -387,6 +402,10 @@ def check_prompt(
     Raises:
         ValueError: If a shape, a type, a device or an id is wrong, or padding stands on the right.
     """
+    if not isinstance(idx, Tensor):
+        raise ValueError(
+            f"idx must be an int64 tensor with shape (B, P), got a {type(idx).__name__}"
+        )
     if idx.ndim != 2 or idx.dtype != torch.int64 or 0 in idx.shape:
         raise ValueError(
             f"idx must be int64 with shape (B, P), both at least 1, "
@@ -399,6 +418,10 @@ def check_prompt(
             raise ValueError(f"idx must lie in [0, {vocab_size}), got values from {low} to {high}")
         if eos_id is not None and not 0 <= eos_id < vocab_size:
             raise ValueError(f"eos_id must lie in [0, {vocab_size}), got {eos_id}")
+    if key_mask is not None and not isinstance(key_mask, Tensor):
+        raise ValueError(
+            f"key_mask must be a bool tensor with the shape of idx, got a {type(key_mask).__name__}"
+        )
     weights = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     for name, tensor in (("idx", idx), ("key_mask", key_mask)):
         if weights is not None and tensor is not None and tensor.device != weights.device:

@@ -20,6 +20,8 @@ import math
 import torch
 from torch import Tensor
 
+from lab35._arguments import check_generator, integer, number
+
 __all__ = ["check_sampling", "filtered_logits", "probabilities", "sample_next"]
 
 
@@ -46,10 +48,13 @@ def sample_next(
         ValueError: If a setting is out of range, or the logits are not (B, V), hold NaN or +∞, or
             have a row that is all −∞.
     """
+    temperature, top_k, top_p = check_sampling(temperature, top_k, top_p)
     if temperature == 0:
-        check_sampling(temperature, top_k, top_p)
-        return _best(logits)[1]
+        token = _best(logits)[1]
+        check_generator("generator", generator, token.device)
+        return token
     probs = probabilities(logits, temperature, top_k, top_p)
+    check_generator("generator", generator, probs.device)
     return torch.multinomial(probs, 1, generator=generator)
 
 
@@ -101,7 +106,7 @@ def filtered_logits(
     Raises:
         ValueError: As `sample_next` does.
     """
-    check_sampling(temperature, top_k, top_p)
+    temperature, top_k, top_p = check_sampling(temperature, top_k, top_p)
     best, _ = _best(logits)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if temperature == 0:
@@ -117,7 +122,7 @@ def filtered_logits(
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     ordered = (ordered - best) / divisor
     if top_k is not None:
-        ordered[:, top_k:] = -math.inf
+        ordered[:, min(top_k, ordered.shape[1]) :] = -math.inf
     if top_p is not None and top_p < 1:
         probs = ordered.softmax(dim=-1)
         dropped = probs.cumsum(dim=-1) - probs >= top_p  # the mass before each token
@@ -128,6 +133,8 @@ def filtered_logits(
 
 def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return each row's highest logit and its lowest id, each (B, 1); refuse impossible rows."""
+    if not isinstance(logits, Tensor) or logits.is_complex():
+        raise ValueError(f"logits must be a real tensor with shape (B, V), got {logits!r}")
     if logits.ndim != 2 or 0 in logits.shape:
         raise ValueError(f"logits must have shape (B, V), got {tuple(logits.shape)}")
     best, token = logits.max(dim=-1, keepdim=True)  # NaN in a row makes its maximum NaN
@@ -138,7 +145,7 @@ def _best(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def check_sampling(
     temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
-) -> None:
+) -> tuple[float, int | None, float | None]:
     """Refuse settings that no distribution can follow.
 
     Args:
@@ -146,12 +153,19 @@ def check_sampling(
         top_k: None, or an integer of at least 1.
         top_p: None, or in (0, 1].
 
+    Returns:
+        The three as Python's own numbers, whatever type they came in.
+
     Raises:
         ValueError: If one is out of range. `top_p=0` is a mistake, not another spelling of greedy.
     """
+    temperature = number("temperature", temperature, "finite and at least 0")
     if not (math.isfinite(temperature) and temperature >= 0):
         raise ValueError(f"temperature must be finite and at least 0, got {temperature}")
-    if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
-        raise ValueError(f"top_k must be None or an integer of at least 1, got {top_k}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be None or lie in (0, 1], got {top_p}")
+    if top_k is not None:
+        top_k = integer("top_k", top_k, 1, allowed="None or an integer of at least 1")
+    if top_p is not None:
+        top_p = number("top_p", top_p, "in (0, 1], or None")
+        if not 0 < top_p <= 1:
+            raise ValueError(f"top_p must be None or lie in (0, 1], got {top_p}")
+    return temperature, top_k, top_p

@@ -110,7 +110,7 @@ def _events(tokenizer: Tokenizer, steps: Iterable[Step], stop: tuple[str, ...]) 
             if match is not None:
                 break
     finally:
-        # A loop that is left half-way still holds its cache, and the model in eval mode.
+        # A loop that is left half-way still holds its cache.
         if hasattr(steps, "close"):
             steps.close()
     tail = ""
@@ -159,7 +159,7 @@ def _first_beginning(text: str, stop: tuple[str, ...]) -> int:
 
 
 def _checked(stop: Sequence[str]) -> tuple[str, ...]:
-    strings = tuple(stop)
+    strings = tuple(stop) if isinstance(stop, Iterable) else (None,)
     if isinstance(stop, str) or not all(isinstance(string, str) and string for string in strings):
         raise ValueError(f"stop must be a sequence of non-empty strings, got {stop!r}")
     return strings

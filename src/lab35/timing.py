@@ -22,6 +22,7 @@ assert timed["variants"]["cached"]["speedup"]["median"] > 0
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from collections import Counter
@@ -36,6 +37,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from lab35._arguments import integer, number
 from lab35.cache import cache_bytes
 from lab35.loop import Step
 from lab35.model import GPT
@@ -94,9 +96,9 @@ class Latency:
         return (self.seconds - self.time_to_first_token) / later if later else None
 
     @property
-    def tokens_per_second(self) -> float:
-        """New tokens of all rows over all seconds, prefill included."""
-        return self.tokens.numel() / self.seconds
+    def tokens_per_second(self) -> float | None:
+        """New tokens of all rows over all seconds, prefill included; None if no time was seen."""
+        return self.tokens.numel() / self.seconds if self.seconds > 0 else None
 
 
 def time_steps(steps: Iterable[Step], *, clock: Clock = time.perf_counter) -> Latency:
@@ -150,8 +152,8 @@ def time_paired(
         What `compare` returns.
 
     Raises:
-        ValueError: If there is no variant, the baseline is unknown, `repeats` is below 1 or
-            `warmup` below 0.
+        ValueError: If there is no variant, the baseline is unknown, `repeats` is below 1,
+            `warmup` below 0, or the clock too coarse to see a variant run.
     """
     timed = {name: partial(mean_seconds, variants[name], clock=clock) for name in variants}
     rounds = interleaved(timed, repeats=repeats, warmup=warmup)
@@ -197,8 +199,7 @@ def mean_seconds(
     Raises:
         ValueError: If `calls` is below 1.
     """
-    if calls < 1:
-        raise ValueError(f"calls must be at least 1, got {calls}")
+    calls = integer("calls", calls, 1)
     with _collector_off():
         start = clock()
         for _ in range(calls):
@@ -228,11 +229,7 @@ def interleaved(
     """
     if not variants:
         raise ValueError("variants must hold at least one function, got none")
-    if repeats < 1:
-        raise ValueError(f"repeats must be at least 1, got {repeats}")
-    if warmup < 0:
-        raise ValueError(f"warmup must be at least 0, got {warmup}")
-    return _rounds(variants, repeats, warmup)
+    return _rounds(variants, integer("repeats", repeats, 1), integer("warmup", warmup, 0))
 
 
 def _rounds(
@@ -261,11 +258,19 @@ def compare(rounds: Sequence[Mapping[str, float]], baseline: str | None = None) 
         spread of its times, and `speedup`, the spread of baseline time / its own time.
 
     Raises:
-        ValueError: If there is no round, or the baseline is unknown.
+        ValueError: If there is no round, the baseline is unknown, or a time is not finite and above
+            zero: a clock that saw none pass cannot tell how many times faster that was.
     """
     if not rounds:
         raise ValueError("rounds must hold at least one round, got none")
     baseline = _known(baseline, list(rounds[0]))
+    for index, times in enumerate(rounds):
+        for name, seconds in times.items():
+            if not 0 < seconds < math.inf:
+                raise ValueError(
+                    f"rounds must hold seconds above 0, got {seconds} for {name!r} in round "
+                    f"{index}; where the clock is too coarse, time more work at once"
+                )
     return {
         "samples": len(rounds),
         "threads": torch.get_num_threads(),
@@ -296,7 +301,7 @@ def compare_texts(
         variants did not do the same work.
 
     Raises:
-        ValueError: If there is no round, or the baseline is unknown.
+        ValueError: As `compare` does.
     """
     told = compare(
         [{name: text.seconds for name, text in texts.items()} for texts in rounds], baseline
@@ -332,10 +337,13 @@ def spread(samples: Sequence[float]) -> dict[str, float]:
         `samples`, their count.
 
     Raises:
-        ValueError: If there is no sample.
+        ValueError: If there is no sample, or one is NaN or infinite: it has no place in an order.
     """
+    samples = [number("samples", sample, "all of them finite") for sample in samples]
     if not samples:
         raise ValueError("samples must hold at least one number, got none")
+    if not all(map(math.isfinite, samples)):
+        raise ValueError(f"samples must be finite numbers, got {samples}")
     several = samples if len(samples) > 1 else [*samples, *samples]
     quartiles = statistics.quantiles(several, method="inclusive")
     return {
@@ -360,8 +368,7 @@ def threads(count: int) -> Iterator[None]:
     Raises:
         ValueError: If `count` is below 1.
     """
-    if count < 1:
-        raise ValueError(f"count must be at least 1, got {count}")
+    count = integer("count", count, 1)
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

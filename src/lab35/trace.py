@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lab35._arguments import check_generator, integer
 from lab35.cache import KVCache
 from lab35.model import GPT, evaluating
-from lab35.sampling import probabilities, sample_next
+from lab35.sampling import check_sampling, probabilities, sample_next
 from lab35.tokenizer import Tokenizer
 
 __all__ = ["Candidate", "Trace", "trace_step"]
@@ -124,10 +125,13 @@ def trace_step(
         ValueError: If `idx` is not (1, T) or does not fit the model, a setting is out of range, or
             `candidates` is below 1.
     """
+    if not isinstance(idx, Tensor):
+        raise ValueError(f"idx must be an int64 tensor, got a {type(idx).__name__}")
     if idx.ndim != 2 or idx.shape[0] != 1 or idx.shape[1] < 1:
         raise ValueError(f"idx must have shape (1, T), T at least 1, got {tuple(idx.shape)}")
-    if candidates < 1:
-        raise ValueError(f"candidates must be at least 1, got {candidates}")
+    candidates = integer("candidates", candidates, 1)
+    temperature, top_k, top_p = check_sampling(temperature, top_k, top_p)
+    check_generator("generator", generator, idx.device)
     cache = KVCache.for_model(model, 1)
     with evaluating(model):
         if idx.shape[1] > 1:

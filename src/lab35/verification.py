@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lab35._arguments import integer, number
 from lab35.cache import KVCache
 from lab35.loop import check_prompt
 from lab35.model import GPT, evaluating
@@ -33,6 +34,12 @@ __all__ = ["Divergence", "VerifyReport", "verify", "verify_cache"]
 
 WINDOW = 16
 """Steps that one entry of `maxima_per_16_steps` covers."""
+
+BARS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2**-5, torch.bfloat16: 2**-2}
+"""What two logits of a model in each type may differ by, unless `atol` says otherwise.
+
+The chapter on verification measures what rounding does to the logits of this course, which are
+below 32: these bars are at least twice that. Larger logits or more layers may need a wider one."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,8 @@ class Divergence:
         decoded: What the cached side chose; the prefix goes on with it.
         expected: What the reference chose.
         margin: How far the reference puts its own choice above the decoded one, in logits.
-        excused: Whether the margin is below the report's `atol`: then rounding may have decided.
+        excused: Whether the margin is at most twice the report's `atol`. Two logits that each move
+            by that much close such a gap, so that rounding may have decided.
     """
 
     step: int
@@ -66,7 +74,7 @@ class VerifyReport:
     Attributes:
         tokens: Each row's prompt, and what the cached side decoded after it.
         prompt_length: Tokens a row before the first step, P.
-        atol: The bar for differences and, below it, for excusing a divergence.
+        atol: The bar for differences. A divergence is excused up to a margin of twice as much.
         differences: The largest absolute logit difference of each step, over rows and vocabulary.
             NaN where a row has no finite largest logit on either side.
         margins: The smallest distance between the reference's two best logits at each step, over
@@ -162,7 +170,7 @@ class VerifyReport:
             lines.append(
                 f"  step {each.step}, row {each.row}: {each.decoded} instead of {each.expected}, "
                 f"margin {each.margin:.1e}: "
-                + ("excused, below atol" if each.excused else "a fault, not rounding")
+                + ("excused, within twice atol" if each.excused else "a fault, not rounding")
             )
         if len(faults) > 1:
             lines.append(f"  and {len(faults) - 1} more like the last")
@@ -204,7 +212,12 @@ class VerifyReport:
 
 
 def verify_cache(
-    model: GPT, idx: Tensor, steps: int, *, atol: float = 1e-4, engine: EngineName = "eager"
+    model: GPT,
+    idx: Tensor,
+    steps: int,
+    *,
+    atol: float | None = None,
+    engine: EngineName = "eager",
 ) -> VerifyReport:
     """Decode greedily with a cache, and run every prefix again without one.
 
@@ -215,7 +228,7 @@ def verify_cache(
         idx: Int64 prompt without padding, shape (B, P).
         steps: Tokens a row to decode. The first is the prefill's; the cache is read from the
             second on.
-        atol: See `verify`.
+        atol: See `verify`. By default the bar of the type of the weights, float64 included.
         engine: What decodes: the model itself, or one of the engines of `lab35.speed`.
 
     Returns:
@@ -230,11 +243,14 @@ def verify_cache(
     room = block_size + 1 - P  # the last sample is never fed
     if room < 1:
         raise ValueError(f"idx must hold at most block_size={block_size} tokens, got {P}")
-    if steps > room:
+    steps = integer("steps", steps)
+    if not 1 <= steps <= room:
         raise ValueError(
             f"steps must lie in [1, {room}] for a prompt of {P} in a block of {block_size}, "
             f"got {steps}"
         )
+    if atol is None:
+        atol = max(_bar(weight.dtype) for weight in model.parameters())
     choose_engine(engine, model, len(idx))
     decode = _cached(model, len(idx)) if engine == "eager" else new_engine(engine, model)
     with evaluating(model):
@@ -255,7 +271,7 @@ def verify(
     idx: Tensor,
     steps: int,
     *,
-    atol: float = 1e-4,
+    atol: float | None = None,
 ) -> VerifyReport:
     """Hold any incremental decoder against any function of the whole text.
 
@@ -273,7 +289,10 @@ def verify(
         steps: Tokens a row to decode. The first is the prefill's.
         atol: What two logits may differ by. Other shapes take other kernels and add in another
             order, so that float32 agrees to about 1e-5, not to the bit. A differing choice is
-            excused where its margin is below this.
+            excused where its margin is at most twice this: that is what two such differences close.
+            By default 1e-4, and for logits in float16 or bfloat16, on either side, the bar of that
+            type. Logits in float64 do not say what they were computed in: pass a lower bar if they
+            were.
 
     Returns:
         The report. Logits that are NaN or +∞, or a row that is all −∞, fail it.
@@ -283,16 +302,18 @@ def verify(
             or a callable returns something else than (B, V) logits.
     """
     check_prompt(decode, idx)
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
-    if not 0 < atol < math.inf:
-        raise ValueError(f"atol must be positive and finite, got {atol}")
+    steps = integer("steps", steps, 1)
+    if atol is not None:
+        atol = number("atol", atol, "positive and finite")
+        if not 0 < atol < math.inf:
+            raise ValueError(f"atol must be positive and finite, got {atol}")
     B, P = idx.shape
-    new, differences, margins, divergences = idx, [], [], []
+    bars, new, differences, margins, choices = [BARS[torch.float32]], idx, [], [], []
     for step in range(steps):
         # 1) score the same prefix twice
-        found = _scores("decode", decode(new), B)  # (B, V)
-        expected = _scores("reference", reference(idx), B)
+        found, bar = _scores("decode", decode(new), B)  # (B, V)
+        expected, bar_of_reference = _scores("reference", reference(idx), B)
+        bars += [bar, bar_of_reference]
         if found.shape != expected.shape:
             raise ValueError(
                 f"decode and reference must score one vocabulary, "
@@ -307,38 +328,45 @@ def verify(
         choice = expected.argmax(dim=-1, keepdim=True)
         margin = expected.gather(1, choice) - expected.gather(1, token)
         for row in (token != choice)[:, 0].nonzero()[:, 0].tolist():
-            divergences.append(
-                Divergence(
-                    step,
-                    row,
-                    token[row].item(),
-                    choice[row].item(),
-                    margin[row].item(),
-                    excused=margin[row].item() < atol,
-                )
-            )
+            tokens = token[row].item(), choice[row].item()
+            choices.append((step, row, *tokens, margin[row].item()))
 
         # 3) go on with what the decoder chose
         idx, new = torch.cat((idx, token.to(idx.device)), dim=1), token.to(idx.device)
+    atol = max(bars) if atol is None else atol
     return VerifyReport(
         tokens=tuple(map(tuple, idx.tolist())),
         prompt_length=P,
         atol=atol,
         differences=tuple(differences),
         margins=tuple(margins),
-        divergences=tuple(divergences),
+        divergences=tuple(
+            # Each of the two logits may have moved by the bar.
+            Divergence(*choice, margin, excused=margin <= 2 * atol)
+            for *choice, margin in choices
+        ),
         engine=decode.name if isinstance(decode, Engine) else None,
     )
 
 
-def _scores(name: str, logits: Tensor, rows: int) -> Tensor:
-    """Copy logits, in float64: a pair that reuses one buffer would compare it with itself."""
+def _bar(dtype: torch.dtype) -> float:
+    """Return what logits of a type may differ by: float32's bar for a type without its own."""
+    return BARS.get(dtype, BARS[torch.float32])
+
+
+def _scores(name: str, logits: Tensor, rows: int) -> tuple[Tensor, float]:
+    """Copy logits, in float64: a pair that reuses one buffer would compare it with itself.
+
+    Also return the bar of the type that they came in.
+    """
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        raise ValueError(f"{name} must return a tensor of floats, got {logits!r}")
     if logits.ndim != 2 or logits.shape[0] != rows or logits.shape[1] < 2:
         raise ValueError(
             f"{name} must return logits of shape (B, V) = ({rows}, V) with V at least 2, "
             f"got shape {tuple(logits.shape)}"
         )
-    return logits.cpu().to(torch.float64, copy=True)
+    return logits.cpu().to(torch.float64, copy=True), _bar(logits.dtype)
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:

@@ -37,7 +37,7 @@ def bar(precision: Data, faults: Data) -> Figure:
     rows = [
         (f"no fault, {row['dtype']}", row["apart"], BLUE, "o")
         for row in precision["rows"]
-        if row["dtype"] != "bfloat16"
+        if row["dtype"] in ("float64", "float32")
     ]
     for row in faults["rows"][1:]:
         rounded = row["change"].startswith("keys and values")

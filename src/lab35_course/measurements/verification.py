@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lab35 import GPT, KVCache, generate, load_pretrained
-from lab35.verification import verify, verify_cache
+from lab35.verification import BARS, verify, verify_cache
 from lab35_course.plain import Markdown, code
 from lab35_course.results import Data, Size, Table, invariant, measurement, table
 
@@ -106,11 +106,11 @@ def _both(model: GPT, tokens: Tensor, prompt_length: int) -> tuple[Tensor, Tenso
 
 @measurement("verification.precision", kind="measured")
 def precision(size: Size) -> Data:
-    """Score one text in three precisions, and hold each against float64 without a cache."""
+    """Score one text in four precisions, and hold each against float64 without a cache."""
     model, _ = load_pretrained()
     prompt = _prompt()
     text = generate(model, prompt, size.pick(64, 4), temperature=0).tokens[:, :-1]
-    types = (torch.float64, torch.float32, torch.bfloat16)
+    types = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     scores = {
         dtype: _both(copy.deepcopy(model).to(dtype), text, prompt.shape[1]) for dtype in types
     }
@@ -125,6 +125,7 @@ def precision(size: Size) -> Data:
                 "apart": (cached - uncached).abs().max().item(),
                 "cached": (cached - truth).abs().max().item(),
                 "uncached": (uncached - truth).abs().max().item(),
+                "bar": BARS[dtype],
             }
         )
     return {"steps": len(truth), "largest_logit": truth.abs().max().item(), "rows": rows}
@@ -133,9 +134,10 @@ def precision(size: Size) -> Data:
 @invariant("verification.precision")
 def more_digits_agree_better(data: Data) -> None:
     """The difference is rounding: it shrinks with the type's epsilon."""
-    double, single, half = data["rows"]
+    double, single, *halves = data["rows"]
     assert double["apart"] < 1e-10, double
-    assert single["apart"] <= ATOL < half["cached"], data["rows"]
+    assert single["apart"] <= ATOL < min(half["cached"] for half in halves), data["rows"]
+    assert all(row["apart"] < row["bar"] for row in data["rows"]), data["rows"]
 
 
 @table("verification.precision", result="verification.precision")
@@ -146,15 +148,16 @@ def precision_table(data: Data) -> Table:
         distances = [f"{row[key]:.1e}" for key in ("apart", "cached", "uncached")]
         if row["dtype"] == "float64":
             distances[2] = "the reference"
-        rows.append([row["dtype"], f"{row['eps']:.1e}", *distances])
+        rows.append([row["dtype"], f"{row['eps']:.1e}", *distances, f"{row['bar']:.1e}"])
     headers = [
         "weights and cache",
         "epsilon",
         "cached from uncached",
         "cached from float64",
         "uncached from float64",
+        "bar",
     ]
-    return Table(headers, rows, "lrrrr")
+    return Table(headers, rows, "lrrrrr")
 
 
 # Faults
