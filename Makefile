@@ -27,6 +27,8 @@ $(READY): pyproject.toml constraints.txt
 
 .PHONY: site
 site: $(READY) ## Build the course in strict mode and serve it; it reloads when a page changes.
+	@$(PYTHON) -c 'import socket, sys; socket.create_server(("127.0.0.1", int(sys.argv[1]))).close()' '$(PORT)' 2>/dev/null || { \
+		echo "PORT=$(PORT) is in use, or is no port that you may serve on; choose another, as in: make site PORT=8001" >&2; exit 1; }
 	@echo "The course will be at http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"
 	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs serve --strict --dev-addr 127.0.0.1:$(PORT)
 

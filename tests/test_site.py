@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -126,6 +130,22 @@ def test_every_page_has_a_title_of_its_own(site: Site) -> None:
 
     assert len(list(site.pages())) == len(set(titles)) == len(titles)
     assert all(titles)
+
+
+def test_a_port_that_cannot_be_served_is_one_line() -> None:
+    """Guards `make site`: a port in use or misspelt is told before anything is built."""
+    command = ["make", "--assume-old=.venv/.ready", f"PYTHON={sys.executable}", "site"]
+    outside = {name: value for name, value in os.environ.items() if "MAKE" not in name}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for port in (str(taken.getsockname()[1]), "abc", "99999", ""):
+            done = subprocess.run(
+                [*command, f"PORT={port}"], cwd=ROOT, env=outside, capture_output=True, text=True
+            )
+            said = [line for line in done.stderr.splitlines() if not line.startswith("make")]
+            assert len(said) == 1
+            assert said[0].startswith(f"PORT={port} is in use, or is no port")
+            assert done.stdout == ""
+            assert done.returncode != 0
 
 
 def python_blocks(found: list[Element]) -> int:
