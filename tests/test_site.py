@@ -162,12 +162,14 @@ def python_blocks(found: list[Element]) -> int:
 def test_page_shows_as_many_python_fences_as_its_source_has(page: str, site: Site) -> None:
     """Guards the census: a fence that the site renders otherwise than the tests read it.
 
-    An API page shows the fences of its module's docstrings as well as its own.
+    An API page shows the fences of its module's docstrings as well as its own; a module may be a
+    folder.
     """
     expected = count_python_fences(DOCS / page)
-    module = ROOT / "src" / "lab35" / f"{Path(page).stem}.py"
-    if page.startswith("api/") and module.is_file():
-        expected += count_python_fences(module)
+    if page.startswith("api/"):
+        module = ROOT / "src" / "lab35" / Path(page).stem
+        files = [module.with_suffix(".py"), *module.rglob("*.py")]
+        expected += sum(count_python_fences(file) for file in files if file.is_file())
 
     assert expected == python_blocks(site.elements(page))
 
