@@ -182,7 +182,7 @@ def evaluating(model: object) -> Iterator[None]:
 
 
 def _in_training(model: nn.Module) -> list[nn.Module]:
-    """List the modules in training mode; `modules()` takes four times as long, at each step."""
+    """List the modules in training mode; `modules()` takes longer, at each step."""
     found, ahead = [], [model]
     while ahead:
         module = ahead.pop()
