@@ -21,6 +21,7 @@ from lab35_course.figure import (
     figure,
     write_figure,
 )
+from lab35_course.inline_svg import inline_svg
 from lab35_course.results import ROOT, Data, Result, read_results
 
 LIGHT, DARK = "#ffffff", "#1e2129"
@@ -122,3 +123,31 @@ def test_faults_are_found(tmp_path: Path) -> None:
     assert "no registered figure draws it" in found(stored(1, 2))
     path.write_text(path.read_text().replace(PALETTE[0], PALETTE[1]))
     assert "not what its results draw" in found(stored(1, 2), toy)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "<script>alert(1)</script>",
+        '<rect onclick="alert(1)"/>',
+        '<rect onLoad="alert(1)"/>',
+        '<a href="https://example.org"><rect/></a>',
+        '<use href="https://example.org/x.svg#a"/>',
+        '<use xmlns:xlink="http://www.w3.org/1999/xlink" xlink:href="x.svg#a"/>',
+        '<rect fill="url(https://example.org/x.svg#a)"/>',
+        '<rect style="fill: url( //example.org/x )"/>',
+        '<image href="data:image/png;base64,AAAA"/>',
+        "<foreignObject><p>text</p></foreignObject>",
+        '<animate attributeName="href" to="javascript:alert(1)"/>',
+        '<set attributeName="onclick" to="alert(1)"/>',
+        "<style>body {display: none}</style>",
+    ],
+)
+def test_drawing_that_does_more_than_show_is_refused(tmp_path: Path, content: str) -> None:
+    """An inlined drawing is part of the page: nothing in it may act, or fetch anything."""
+    path = tmp_path / "toy.svg"
+    path.write_text(f'<svg xmlns="http://www.w3.org/2000/svg">{content}</svg>')
+    with pytest.raises(ValueError, match=r"toy\.svg may"):
+        inline_svg(path, "a toy", "toy-")
+    path.write_text('<svg xmlns="http://www.w3.org/2000/svg"><rect fill="url(#a)" id="b"/></svg>')
+    assert "rect" in [element.tag for element in inline_svg(path, "a toy", "toy-").iter()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from lab35_course.prose import check_prose, prose_sources, read_allowed, typed_numbers
@@ -78,6 +80,18 @@ def test_an_entry_allows_its_own_sentence_alone() -> None:
     ):
         problems = check_prose({"page.md": text}, {"page.md": {phrase: reason}})
         assert any(told in str(problem) for problem in problems)
+
+
+def test_docstrings_hold_no_html() -> None:
+    """The reference shows docstrings as Markdown, where an element of HTML would act on the page."""
+    code = re.compile(r"^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
+    found = [
+        f"{where}: {tag}"
+        for where, text in prose_sources(ROOT).items()
+        if where.endswith(".py")
+        for tag in re.findall(r"<[a-zA-Z/!?][^>\n]*>?", code.sub("", text))
+    ]
+    assert [] == found
 
 
 def test_docstrings_are_prose_too() -> None:

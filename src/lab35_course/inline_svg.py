@@ -39,8 +39,9 @@ def inline_svg(path: Path, alt: str, prefix: str) -> ET.Element:
         An `svg` element without namespaces, metadata or style sheet.
 
     Raises:
-        ValueError: If the alternative text is empty, or the drawing brings style rules that would
-            reach out of it into the page.
+        ValueError: If the alternative text is empty, or the drawing brings what would reach out of
+            it: style rules for the page, scripts and their handlers, foreign elements, or a
+            reference to anything but a part of itself.
         FileNotFoundError: If there is no such file.
     """
     if not alt.strip():
@@ -57,6 +58,8 @@ def inline_svg(path: Path, alt: str, prefix: str) -> ET.Element:
             if tag in ("style", "metadata"):
                 parent.remove(child)
 
+    for element in root.iter():
+        _refuse_what_acts(element, path)
     used = {name for element in root.iter() for name in _references(element)}
     for element in root.iter():
         _rewrite(element, prefix, used)
@@ -80,6 +83,48 @@ def _inherited(css: str, path: Path) -> str:
     if rule is None:
         raise ValueError(f"{path.name} may hold one style rule, for `*`, got {css.strip()!r}")
     return rule["declarations"].strip().rstrip(";")
+
+
+_PASSIVE = frozenset(
+    [
+        "svg",
+        "g",
+        "defs",
+        "path",
+        "rect",
+        "circle",
+        "ellipse",
+        "line",
+        "polyline",
+        "polygon",
+        "text",
+        "tspan",
+        "textPath",
+        "use",
+        "symbol",
+        "clipPath",
+        "mask",
+        "pattern",
+        "marker",
+        "linearGradient",
+        "radialGradient",
+        "stop",
+        "title",
+        "desc",
+    ]
+)
+"""What a drawing is made of. Scripts, links, foreign HTML and animations are not among it."""
+
+
+def _refuse_what_acts(element: ET.Element, path: Path) -> None:
+    """Refuse elements that do more than show, handlers, and references out of the drawing."""
+    if not isinstance(element.tag, str) or _local(element.tag) not in _PASSIVE:
+        raise ValueError(f"{path.name} may hold shapes and text alone, got {element.tag!r}")
+    for name, value in element.attrib.items():
+        local, told = _local(name).lower(), value.strip()
+        outward = local in ("href", "src") and not told.startswith("#")
+        if local.startswith("on") or outward or re.search(r"url\((?!\s*#)|javascript:", told, re.I):
+            raise ValueError(f"{path.name} may refer to its own parts alone, got {name}={value!r}")
 
 
 def _references(element: ET.Element) -> Iterator[str]:
