@@ -83,7 +83,7 @@ def test_an_entry_allows_its_own_sentence_alone() -> None:
 
 
 def test_docstrings_hold_no_html() -> None:
-    """The reference shows docstrings as Markdown, where an element of HTML would act on the page."""
+    """The reference shows docstrings as Markdown, where an element of HTML would act."""
     code = re.compile(r"^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
     found = [
         f"{where}: {tag}"

@@ -85,34 +85,10 @@ def _inherited(css: str, path: Path) -> str:
     return rule["declarations"].strip().rstrip(";")
 
 
-_PASSIVE = frozenset(
-    [
-        "svg",
-        "g",
-        "defs",
-        "path",
-        "rect",
-        "circle",
-        "ellipse",
-        "line",
-        "polyline",
-        "polygon",
-        "text",
-        "tspan",
-        "textPath",
-        "use",
-        "symbol",
-        "clipPath",
-        "mask",
-        "pattern",
-        "marker",
-        "linearGradient",
-        "radialGradient",
-        "stop",
-        "title",
-        "desc",
-    ]
-)
+_SHAPES = {"path", "rect", "circle", "ellipse", "line", "polyline", "polygon", "use"}
+_WORDS = {"text", "tspan", "textPath", "title", "desc"}
+_PAINT = {"clipPath", "mask", "pattern", "marker", "linearGradient", "radialGradient", "stop"}
+_PASSIVE = {"svg", "g", "defs", "symbol", *_SHAPES, *_WORDS, *_PAINT}
 """What a drawing is made of. Scripts, links, foreign HTML and animations are not among it."""
 
 
