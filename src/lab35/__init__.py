@@ -8,23 +8,29 @@ assert model.num_parameters == 875_264
 ```
 """
 
-from lab35.batching import completions, left_pad
-from lab35.cache import GrowingCache, KVCache, cache_bytes
-from lab35.checkpoint import CheckpointError, load_pretrained
-from lab35.loop import (
-    ContextLimitError,
-    Generation,
-    Step,
-    decode_steps,
-    generate,
-    token_forwards,
-)
-from lab35.model import GPT, GPTConfig, causal_mask, position_ids
-from lab35.sampling import filtered_logits, probabilities, sample_next
-from lab35.streaming import Event, generate_stream, stream_decode
-from lab35.tokenizer import Tokenizer
-from lab35.trace import Trace, trace_step
-from lab35.verification import Divergence, VerifyReport, verify, verify_cache
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lab35.batching import completions, left_pad
+    from lab35.cache import GrowingCache, KVCache, cache_bytes
+    from lab35.checkpoint import CheckpointError, load_pretrained
+    from lab35.loop import (
+        ContextLimitError,
+        Generation,
+        Step,
+        decode_steps,
+        generate,
+        token_forwards,
+    )
+    from lab35.model import GPT, GPTConfig, causal_mask, position_ids
+    from lab35.sampling import filtered_logits, probabilities, sample_next
+    from lab35.streaming import Event, generate_stream, stream_decode
+    from lab35.tokenizer import Tokenizer
+    from lab35.trace import Trace, trace_step
+    from lab35.verification import Divergence, VerifyReport, verify, verify_cache
 
 __all__ = [
     "GPT",
@@ -58,3 +64,38 @@ __all__ = [
     "verify",
     "verify_cache",
 ]
+
+_HOMES = {
+    "batching": ["completions", "left_pad"],
+    "cache": ["GrowingCache", "KVCache", "cache_bytes"],
+    "checkpoint": ["CheckpointError", "load_pretrained"],
+    "loop": [
+        "ContextLimitError",
+        "Generation",
+        "Step",
+        "decode_steps",
+        "generate",
+        "token_forwards",
+    ],
+    "model": ["GPT", "GPTConfig", "causal_mask", "position_ids"],
+    "sampling": ["filtered_logits", "probabilities", "sample_next"],
+    "streaming": ["Event", "generate_stream", "stream_decode"],
+    "tokenizer": ["Tokenizer"],
+    "trace": ["Trace", "trace_step"],
+    "verification": ["Divergence", "VerifyReport", "verify", "verify_cache"],
+}
+"""Where each name is defined. It is loaded when it is first asked for, and torch with it, so that
+the command line can answer Ctrl-C, and a question that needs no model, from its first moment."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name == module:
+            return import_module(f"{__name__}.{module}")
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_HOMES})

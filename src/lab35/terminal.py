@@ -45,7 +45,7 @@ def error_console(**options: Any) -> Console:
     Bars and spinners ask the console's `is_terminal`; so do those who print lines instead.
 
     Args:
-        **options: Further options of `rich.console.Console`.
+        options: Further options of `rich.console.Console`.
 
     Returns:
         The console. `FORCE_COLOR` and `TTY_COMPATIBLE` make it no terminal, and no file one.

@@ -14,43 +14,48 @@ assert status == 2
 from __future__ import annotations
 
 import os
-import sys
-import warnings
+import signal
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from typer.exceptions import TyperException
-
-from lab35.checkpoint import CheckpointError
-from lab35.cli.commands import app
-from lab35.cli.streams import note, one_line, warn
+if TYPE_CHECKING:
+    from lab35.cli.commands import app
 
 __all__ = ["app", "main"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the application where it is asked for; `main` has to be ready for Ctrl-C before that."""
+    if name == "app":
+        from lab35.cli.commands import app
+
+        return app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: What follows `lab35`; by default what the shell gave.
+        arguments: What follows `lab35`. By default what the shell gave; then the process is taken
+            for the command's own, and Ctrl-C is quiet from its beginning to its end.
 
     Returns:
         The exit code: 0, 1 when a check failed, 2 after bad input, 130 after Ctrl-C.
     """
+    owns_process = (
+        arguments is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if owns_process:  # an import that is interrupted would tell of it at length
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    from lab35.cli.commands import run
+
+    if owns_process:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with warnings.catch_warnings():
-            warnings.showwarning = warn
-            status = app(arguments, prog_name="lab35", standalone_mode=False)
-        sys.stdout.flush()
-        return status or 0
-    except TyperException as error:
-        message = error.format_message()
-    except (ValueError, CheckpointError) as error:
-        message = str(error)
-    except KeyboardInterrupt:
+        return run(arguments)
+    except KeyboardInterrupt:  # it came while an end was being told
         return 130
-    except BrokenPipeError:
-        # The reader has left. Point stdout elsewhere, so that Python's own flush stays quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    note(f"lab35: error: {one_line(message)}")
-    return 2
+    finally:
+        if owns_process:  # what is left is Python's own end
+            signal.signal(signal.SIGINT, signal.SIG_IGN)

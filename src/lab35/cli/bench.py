@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from functools import partial
 from typing import Annotated, Any, get_args
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lab35.cli.models import encode, load
 from lab35.cli.options import CheckpointOption, DeviceOption, JsonOption
-from lab35.cli.streams import note, one_line
+from lab35.cli.streams import from_argument, note, one_line, print_json
 from lab35.loop import decode_steps
 from lab35.model import GPT
 from lab35.speed import EngineName, why_not
@@ -59,18 +59,24 @@ def bench(
     TTFT is the time to the first token, TPOT the time per output token after it. Prompt tokens
     count in no rate. Exit code 1 if the texts differ.
     """
-    model, tokenizer = load(checkpoint, device)
-    idx = encode(model, tokenizer, prompt)
-    room = model.config.block_size + 1 - idx.shape[1]
-    if max_new_tokens > room >= 1:  # a prompt that is too long has an error of its own
+    processors = os.cpu_count() or 1
+    if thread_count > processors:  # more only wait for one another, and too many end the process
         raise ValueError(
-            f"max_new_tokens must be at most {room} after {idx.shape[1]} prompt tokens, "
-            f"so that all loops do the same work, got {max_new_tokens}"
+            f"--threads must lie in [1, {processors}], the processors here, got {thread_count}"
         )
-    chosen = only if only else list(BENCH_VARIANTS)
+    chosen = list(dict.fromkeys(only or BENCH_VARIANTS))
     for name in chosen:
         if name not in BENCH_VARIANTS:
-            raise ValueError(f"only must be one of {', '.join(BENCH_VARIANTS)}, got {name!r}")
+            raise ValueError(f"--only must be one of {', '.join(BENCH_VARIANTS)}, got {name!r}")
+    prompt = from_argument("--prompt", prompt)
+    model, tokenizer = load(checkpoint, device)
+    idx = encode(model, tokenizer, prompt, model.config.block_size)
+    room = model.config.block_size + 1 - idx.shape[1]
+    if max_new_tokens > room:
+        raise ValueError(
+            f"--max-new-tokens must lie in [1, {room}] after {idx.shape[1]} prompt tokens, "
+            f"so that all loops do the same work, got {max_new_tokens}"
+        )
     variants, missing = {}, {}
     for name in chosen:
         options = BENCH_VARIANTS[name]
@@ -81,7 +87,7 @@ def bench(
             missing[name] = reason
             note(f"without {name}: {one_line(reason)}")
     if not variants:
-        raise ValueError(f"only must name something that runs here, got {', '.join(chosen)}")
+        raise ValueError(f"--only must name something that runs here, got {', '.join(chosen)}")
     console = error_console()
     with threads(thread_count):
         rounds = track(
@@ -95,7 +101,10 @@ def bench(
         told = compare_texts(list(rounds))
     told |= {"prompt_tokens": idx.shape[1], "new_tokens": max_new_tokens}
     told |= {"device": device, "torch": torch.__version__, "missing": missing}
-    print(json.dumps(told) if as_json else _bench_table(told))
+    if as_json:
+        print_json(told)
+    else:
+        print(_bench_table(told))
     return int(not told["same_tokens"])
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
+from typer.exceptions import TyperException
 
+from lab35.checkpoint import CheckpointError
 from lab35.cli.bench import bench
 from lab35.cli.reports import info, trace, verify
 from lab35.cli.session import repl
+from lab35.cli.streams import lost_outputs, note, one_line, usable_streams, warn
 from lab35.cli.texts import generate
 
 app = typer.Typer(
@@ -41,3 +48,43 @@ def _lab35(
 
 for _command in (generate, repl, verify, trace, bench, info):
     app.command()(_command)
+
+
+def run(arguments: Sequence[str] | None) -> int:
+    """Run a command; whatever ends it becomes an exit code and at most one line."""
+    with usable_streams(), warnings.catch_warnings():
+        warnings.showwarning = warn
+        status, message = _outcome(arguments)
+        if message is not None:
+            with suppress(OSError):  # nobody can be told that nobody can be told
+                note(f"lab35: error: {one_line(message)}")
+        lost_outputs()
+    return status
+
+
+def _outcome(arguments: Sequence[str] | None) -> tuple[int, str | None]:
+    """Run a command, and say how it ended."""
+    try:
+        status = app(arguments, prog_name="lab35", standalone_mode=False)
+        sys.stdout.flush()  # what was printed last may still be waiting, and may not arrive
+        sys.stderr.flush()
+        return status or 0, None
+    except TyperException as error:
+        return 2, error.format_message()
+    except OSError as error:
+        lost = lost_outputs()
+        if isinstance(error, BrokenPipeError):  # the reader has left, and knows it
+            return 1, None
+        where = " and ".join(lost) or error.filename
+        reason = error.strerror or str(error)
+        return 2, f"{where}: {reason}" if where else reason
+    except (ValueError, CheckpointError) as error:
+        return 2, str(error)
+    except MemoryError:
+        return 2, "there is not enough memory for this"
+    except RecursionError:
+        return 2, "the record of the checkpoint is nested too deeply"
+    except KeyboardInterrupt:
+        return 130, None
+    except SystemExit as leaving:  # Typer's own, when a reader has left
+        return int(leaving.code or 0), None

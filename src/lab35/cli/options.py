@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
-from lab35.model import GPT
-from lab35.sampling import check_sampling
+if TYPE_CHECKING:
+    import torch
+
+    from lab35.model import GPT
 
 DEFAULT_PROMPT = "Sherlock Holmes"
 
@@ -83,11 +85,17 @@ class Settings:
     seed: int = 1337
 
     def __post_init__(self) -> None:
-        check_sampling(**self.choice())
-        if self.max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens must be at least 0, got {self.max_new_tokens}")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must lie in [0, 2**63), got {self.seed}")
+        temperature, top_k, top_p = self.temperature, self.top_k, self.top_p
+        # As the library checks them, but before anything is loaded, and by the options' names.
+        for option, value, good, allowed in (
+            ("temperature", temperature, 0 <= temperature < math.inf, "be finite and at least 0"),
+            ("top-k", top_k, top_k is None or top_k >= 1, "be at least 1"),
+            ("top-p", top_p, top_p is None or 0 < top_p <= 1, "lie in (0, 1]"),
+            ("max-new-tokens", self.max_new_tokens, self.max_new_tokens >= 0, "be at least 0"),
+            ("seed", self.seed, 0 <= self.seed < 2**63, "lie in [0, 2**63)"),
+        ):
+            if not good:
+                raise ValueError(f"--{option} must {allowed}, got {value}")
 
     def choice(self) -> dict[str, Any]:
         """Return what sampling takes."""
@@ -95,6 +103,8 @@ class Settings:
 
     def generator(self, model: GPT) -> torch.Generator:
         """Return a fresh source of draws, where a model's logits are."""
+        import torch
+
         return torch.Generator(model.wte.weight.device).manual_seed(self.seed)
 
 

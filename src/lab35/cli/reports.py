@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Annotated, Any
 
 import typer
@@ -24,7 +23,7 @@ from lab35.cli.options import (
     TopKOption,
     TopPOption,
 )
-from lab35.cli.streams import read_prompt
+from lab35.cli.streams import print_json, read_prompt, visible
 from lab35.tokenizer import Tokenizer
 from lab35.trace import Trace, trace_step
 from lab35.verification import verify_cache
@@ -43,10 +42,19 @@ def verify(
 
     Decodes greedily, and compares the logits of every step. Exit code 1 if they differ.
     """
+    text = read_prompt(prompt, prompt_file)
     model, tokenizer = load(checkpoint, device)
-    idx = encode(model, tokenizer, read_prompt(prompt, prompt_file))
+    idx = encode(model, tokenizer, text, model.config.block_size)
+    room = model.config.block_size + 1 - idx.shape[1]
+    if not 1 <= steps <= room:
+        raise ValueError(
+            f"--steps must lie in [1, {room}] after {idx.shape[1]} prompt tokens, got {steps}"
+        )
     report = verify_cache(model, idx, steps, engine=ready(engine, model))
-    print(json.dumps(report.as_dict()) if as_json else report.summary())
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        print(report.summary())
     return int(not report.passed)
 
 
@@ -66,11 +74,12 @@ def trace(
     The token that was fed, its place, the best scores, what the filters left, and the draw.
     """
     settings = Settings(temperature, top_k, top_p, seed=seed)
+    text = read_prompt(prompt, prompt_file)
     model, tokenizer = load(checkpoint, device)
-    idx = encode(model, tokenizer, read_prompt(prompt, prompt_file))
+    idx = encode(model, tokenizer, text, model.config.block_size)
     told = trace_step(model, idx, **settings.choice(), generator=settings.generator(model))
     if as_json:
-        print(json.dumps(told.as_dict(tokenizer)))
+        print_json(told.as_dict(tokenizer))
     else:
         print(_tell(told, tokenizer, settings))
 
@@ -105,7 +114,8 @@ def info(checkpoint: CheckpointOption = None, as_json: JsonOption = False) -> No
     """
     model, tokenizer = load_pretrained(checkpoint)
     record = read_record(checkpoint)
-    record.pop("curve", None)
+    if isinstance(record, dict):  # it is whatever the training script wrote
+        record.pop("curve", None)
     about = {
         "config": dataclasses.asdict(model.config),
         "parameters": model.num_parameters,
@@ -116,16 +126,17 @@ def info(checkpoint: CheckpointOption = None, as_json: JsonOption = False) -> No
         "record": record,
     }
     if as_json:
-        print(json.dumps(about))
+        print_json(about)
         return
     for name, value in _flat(about):
-        print(f"{name:<34} {value:,}" if isinstance(value, int) else f"{name:<34} {value}")
+        told = f"{value:,}" if type(value) is int else str(value)
+        print(f"{visible(name):<34} {visible(told)}")
 
 
 def _flat(told: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """List the leaves of nested dictionaries by their dotted names."""
+    """List the leaves of nested dictionaries by their dotted names; an empty one is a leaf."""
     rows: list[tuple[str, Any]] = []
     for name, value in told.items():
-        dotted = f"{prefix}{name}"
-        rows += _flat(value, f"{dotted}.") if isinstance(value, dict) else [(dotted, value)]
+        dotted, inner = f"{prefix}{name}", isinstance(value, dict) and value
+        rows += _flat(value, f"{dotted}.") if inner else [(dotted, value)]
     return rows

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import sys
+from dataclasses import dataclass
+from typing import BinaryIO
 
 import torch
 
@@ -19,11 +22,12 @@ from lab35.cli.options import (
     TopKOption,
     TopPOption,
 )
-from lab35.cli.streams import note, one_line, unescape
+from lab35.cli.streams import MAX_BYTES, note, one_line, standard_input, unescape
 from lab35.loop import decode_steps
 from lab35.model import GPT
-from lab35.streaming import generate_stream
 from lab35.tokenizer import Tokenizer
+
+MAX_PIECES = 64  # of a line that is too long, before it is taken for one without an end
 
 
 def repl(
@@ -43,69 +47,146 @@ def repl(
     """
     settings = Settings(temperature, top_k, top_p, max_new_tokens, seed)
     model, tokenizer = load(checkpoint, device)
-    generator, text = settings.generator(model), ""
+    generator, text = settings.generator(model), None
+    lines, number = standard_input(), 0
     note("A prompt, or /help. Ctrl-D ends.")
-    while (line := _read_line()) is not None:
+    while data := _read_line(lines):
+        number += 1
         try:
+            line = _decoded(data, number)
             if line.startswith("/"):
-                changed = _change(settings, line)
-                if changed.seed != settings.seed or line.split()[0] == "/seed":
-                    generator = changed.generator(model)
-                settings = changed
+                name, value = _setting(line)
+                settings = _change(settings, name, value)
+                if name == "seed":
+                    generator = settings.generator(model)
                 continue
-            text = unescape(line) if line else text
-            if not text:
+            if line:  # what fails here leaves the last text as it was
+                text = _Text.begin(model, tokenizer, unescape(line))
+            elif text is None:
                 raise ValueError("prompt must hold at least one character, got ''")
-            print(text, end="", file=sys.stderr, flush=True)
-            text += _write(model, tokenizer, text, settings, generator)
+            print(text.shown, end="", file=sys.stderr, flush=True)
+            _write(model, tokenizer, text, settings, generator)
         except ValueError as error:
             note(f"lab35: error: {one_line(error)}")
     print(file=sys.stderr)
 
 
+# --- a text --------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Text:
+    """A text that grows by turns: exact in its ids, and shown as far as its characters are whole.
+
+    A turn may end inside a character. Its bytes wait in the decoder, and the character appears in
+    the next turn; from the shown text the ids could not be had back.
+    """
+
+    ids: list[int]
+    shown: str
+    decoder: codecs.IncrementalDecoder
+
+    @classmethod
+    def begin(cls, model: GPT, tokenizer: Tokenizer, prompt: str) -> _Text:
+        """Begin with a prompt."""
+        ids = encode(model, tokenizer, prompt)[0].tolist()
+        return cls(ids, prompt, codecs.getincrementaldecoder("utf-8")(errors="replace"))
+
+    def add(self, tokenizer: Tokenizer, token_id: int) -> str:
+        """Append a token, and return what can be shown now."""
+        self.ids.append(token_id)
+        piece = self.decoder.decode(tokenizer.token_bytes(token_id))
+        self.shown += piece
+        return piece
+
+
 def _write(
-    model: GPT, tokenizer: Tokenizer, text: str, settings: Settings, generator: torch.Generator
-) -> str:
-    """Go on with a text of any length, for the repl; Ctrl-C ends it and keeps what is there."""
+    model: GPT, tokenizer: Tokenizer, text: _Text, settings: Settings, generator: torch.Generator
+) -> None:
+    """Go on with a text of any length; Ctrl-C ends it and keeps what is there."""
     steps = decode_steps(
         model,
-        encode(model, tokenizer, text),
+        torch.tensor([text.ids], device=model.wte.weight.device),
         settings.max_new_tokens,
         **settings.choice(),
         generator=generator,
         eos_id=tokenizer.eos_id,
         on_context_limit="refill",
     )
-    pieces = []
     try:
-        for event in generate_stream(tokenizer, steps):
-            pieces.append(event.text)
-            print(event.text, end="", flush=True)
+        for step in steps:
+            if step.stop_reason != "eos":  # the end of a text is no part of what goes on
+                print(text.add(tokenizer, int(step.token)), end="", flush=True)
     except KeyboardInterrupt:
         pass
     print(flush=True)
-    return "".join(pieces)
 
 
-def _read_line() -> str | None:
-    """Read a line; None at the end of input."""
+# --- a line --------------------------------------------------------------------------------------
+
+
+def _read_line(lines: BinaryIO) -> bytes:
+    """Read a line with its end; nothing at the end of input."""
+    at_terminal = sys.stdin.isatty()
+    while True:
+        try:
+            if at_terminal and sys.stdout.isatty():
+                return _edited_line()
+            if at_terminal:  # stdout is for completions alone
+                print("> ", end="", file=sys.stderr, flush=True)
+            return _whole_line(lines)
+        except KeyboardInterrupt:
+            if not at_terminal:
+                raise
+            print(file=sys.stderr)
+
+
+def _whole_line(lines: BinaryIO) -> bytes:
+    """Read a line; of one that is too long, keep the beginning and skip the rest."""
+    data = piece = lines.readline(MAX_BYTES + 1)
+    pieces = 1
+    while len(piece) > MAX_BYTES and not piece.endswith(b"\n"):
+        if pieces == MAX_PIECES:
+            raise ValueError(
+                f"a line must hold at most {MAX_BYTES:,} bytes, got one that does not end"
+            )
+        piece = lines.readline(MAX_BYTES + 1)
+        pieces += 1
+    return data
+
+
+def _edited_line() -> bytes:
+    """Read a line that can be edited as it is typed."""
     try:
-        if sys.stdin.isatty() and sys.stdout.isatty():
-            return input("> ")
-        if sys.stdin.isatty():  # stdout is for completions alone
-            print("> ", end="", file=sys.stderr, flush=True)
-        return input()
+        line = input("> ")
     except EOFError:
-        return None
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
-        return _read_line()
+        return b""
+    except UnicodeDecodeError as error:
+        return error.object
+    return line.encode("utf-8", errors="surrogateescape") + b"\n"
 
 
-def _change(settings: Settings, line: str) -> Settings:
-    """Apply a line such as `/temperature 0.5`; /settings and /help show and change nothing."""
+def _decoded(data: bytes, number: int) -> str:
+    """Turn a line into text, without its end."""
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"line {number} must hold at most {MAX_BYTES:,} bytes, got more")
+    try:
+        return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"line {number} must be UTF-8 text: {error}") from None
+
+
+# --- a setting -----------------------------------------------------------------------------------
+
+
+def _setting(line: str) -> tuple[str, str]:
+    """Take a line such as `/top-k 5` apart, into the name of a setting and its value."""
     name, _, value = line[1:].strip().partition(" ")
-    name, value = name.replace("-", "_"), value.strip()
+    return name.replace("-", "_"), value.strip()
+
+
+def _change(settings: Settings, name: str, value: str) -> Settings:
+    """Apply a setting; /settings and /help show and change nothing."""
     types = {field.name: field.type for field in dataclasses.fields(Settings)}
     if name in ("settings", "help") and not value:
         if name == "help":

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any
 
-import torch
 import typer
+from torch import Tensor
 
 from lab35.batching import completions
-from lab35.cli.models import encode, load, pad, ready
+from lab35.cli.models import encode, load, pad, ready, what_runs
 from lab35.cli.options import (
     DEFAULTS,
     CheckpointOption,
@@ -28,7 +27,7 @@ from lab35.cli.options import (
     TopKOption,
     TopPOption,
 )
-from lab35.cli.streams import note, read_prompt, unescape
+from lab35.cli.streams import from_argument, note, print_json, read_prompt, unescape
 from lab35.loop import decode_steps
 from lab35.loop import generate as run_generate
 from lab35.model import GPT
@@ -84,9 +83,26 @@ def generate(
     last position, unless --no-cache lets the window slide.
     """
     settings = Settings(temperature, top_k, top_p, max_new_tokens, seed)
+    if batch_prompts is None:
+        texts = [read_prompt(prompt, prompt_file)]
+    else:
+        for name, value in (("--prompt", prompt), ("--prompt-file", prompt_file), ("--stop", stop)):
+            if value is not None:
+                raise ValueError(f"--batch-prompts must stand without {name}, got {value!r} too")
+        if stream:
+            raise ValueError("--batch-prompts must stand without --stream, got both")
+        texts = from_argument("--batch-prompts", batch_prompts).split("|")
+    stops = [unescape(from_argument("--stop", string)) for string in stop or ()]
+    if "" in stops:
+        raise ValueError("--stop must hold at least one character, got ''")
+
+    # Everything that can be refused is refused before any work is shown.
     model, tokenizer = load(checkpoint, device)
+    limit, advice = _limit(model, cache, verify, benchmark)
+    rows = [encode(model, tokenizer, text, limit, advice) for text in texts]
     engine = ready(engine, model, batch=batch_prompts is not None, use_cache=cache)
     loop = {"use_cache": cache, "engine": engine}
+
     if batch_prompts is None:
         show = (
             _no_show if as_json and not stream else _show_on(sys.stderr if as_json else sys.stdout)
@@ -94,36 +110,30 @@ def generate(
         result = _continue_one(
             model,
             tokenizer,
-            read_prompt(prompt, prompt_file),
+            texts[0],
+            rows[0],
             settings,
-            [unescape(string) for string in stop or ()],
+            stops,
             loop,
             show if stream is not False else _at_the_end(show),
         )
-        texts = [result["prompt"]]
     else:
-        for name, value in (("--prompt", prompt), ("--prompt-file", prompt_file), ("--stop", stop)):
-            if value:
-                raise ValueError(f"--batch-prompts must stand without {name}, got {value!r} too")
-        if stream:
-            raise ValueError("--batch-prompts must stand without --stream, got both")
-        texts = batch_prompts.split("|")
-        result = _continue_batch(model, tokenizer, texts, settings, loop)
+        result = _continue_batch(model, tokenizer, texts, rows, settings, loop)
         if not as_json:
             for text, completion in zip(texts, result["completion"], strict=True):
                 print(text, end="", file=sys.stderr, flush=True)
                 print(completion, flush=True)
             note(f"batch: each row {'IS' if result['batch_consistent'] else 'IS NOT'} its own run")
 
-    reports = [_verify(model, tokenizer, text, max_new_tokens, engine) for text in texts if verify]
+    reports = [_verify(model, idx, max_new_tokens, engine) for idx in rows if verify]
     if verify:
         result["verify"] = [report.as_dict() for report in reports]
         if batch_prompts is None:
             result["verify"] = result["verify"][0]
     if benchmark:
-        result["benchmark"] = _benchmark(model, tokenizer, texts, settings, engine)
+        result["benchmark"] = _benchmark(model, tokenizer, rows, settings, engine)
     if as_json:
-        print(json.dumps(result, ensure_ascii=False))
+        print_json(result)
     else:
         for report in reports:
             note(report.summary())
@@ -132,10 +142,21 @@ def generate(
     return int(result["batch_consistent"] is False or not all(reports))
 
 
+def _limit(model: GPT, cache: bool, verify: bool, benchmark: bool) -> tuple[int | None, str]:
+    """Say how many tokens a prompt may have, and why: the window of --no-cache has no limit."""
+    if cache:
+        return model.config.block_size, "; shorten it, or use --no-cache"
+    for option, asked in (("--verify", verify), ("--benchmark", benchmark)):
+        if asked:
+            return model.config.block_size, f"; shorten it, or leave out {option}"
+    return None, ""
+
+
 def _continue_one(
     model: GPT,
     tokenizer: Tokenizer,
     prompt: str,
+    idx: Tensor,
     settings: Settings,
     stop: Sequence[str],
     loop: dict[str, Any],
@@ -144,7 +165,7 @@ def _continue_one(
     """Write one text, showing each piece; `show(None)` ends the line."""
     steps = decode_steps(
         model,
-        encode(model, tokenizer, prompt),
+        idx,
         settings.max_new_tokens,
         **settings.choice(),
         generator=settings.generator(model),
@@ -160,6 +181,9 @@ def _continue_one(
             pieces.append(event.text)
             show(event.text)
             reason = event.stop_reason
+    except OSError:  # the error is told on a line of its own
+        note("")
+        raise
     finally:
         show(None)
     return _result(prompt, "".join(pieces), reason)
@@ -169,12 +193,12 @@ def _continue_batch(
     model: GPT,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
+    rows: Sequence[Tensor],
     settings: Settings,
     loop: dict[str, Any],
 ) -> dict[str, Any]:
     """Write several texts at once, and compare each row with its own run."""
-    rows = [encode(model, tokenizer, prompt)[0].tolist() for prompt in prompts]
-    idx, key_mask = pad(model, tokenizer, rows)
+    idx, key_mask = pad(model, tokenizer, [row[0].tolist() for row in rows])
     options = settings.choice() | {"eos_id": tokenizer.eos_id} | loop
     made = run_generate(
         model,
@@ -190,7 +214,7 @@ def _continue_batch(
         # A padded row runs out of positions sooner: compare as many tokens as the batch has.
         own = run_generate(
             model,
-            torch.tensor([row], device=idx.device),
+            row,
             made.new_tokens.shape[1],
             generator=settings.generator(model),
             **options,
@@ -206,10 +230,7 @@ def _result(prompt: Any, completion: Any, stop_reason: str | None, **more: Any) 
     return {"prompt": prompt, "completion": completion, "stop_reason": stop_reason} | empty | more
 
 
-def _verify(
-    model: GPT, tokenizer: Tokenizer, prompt: str, steps: int, engine: EngineName
-) -> VerifyReport:
-    idx = encode(model, tokenizer, prompt)
+def _verify(model: GPT, idx: Tensor, steps: int, engine: EngineName) -> VerifyReport:
     room = model.config.block_size + 1 - idx.shape[1]
     return verify_cache(model, idx, max(1, min(steps, room)), engine=engine)
 
@@ -217,13 +238,12 @@ def _verify(
 def _benchmark(
     model: GPT,
     tokenizer: Tokenizer,
-    prompts: Sequence[str],
+    rows: Sequence[Tensor],
     settings: Settings,
     engine: EngineName,
 ) -> dict[str, Any]:
     """Time the same texts with and without the cache, in turns."""
-    rows = [encode(model, tokenizer, prompt)[0].tolist() for prompt in prompts]
-    idx, key_mask = pad(model, tokenizer, rows)
+    idx, key_mask = pad(model, tokenizer, [row[0].tolist() for row in rows])
     new = max(1, min(settings.max_new_tokens, model.config.block_size + 1 - idx.shape[1]))
 
     mask = key_mask if len(rows) > 1 else None
@@ -238,7 +258,8 @@ def _benchmark(
         "rows": len(rows),
         "prompt_tokens": idx.shape[1],
         "new_tokens": new,
-        "engine": engine,
+        "engine": what_runs(engine, model),
+        "engine_asked": engine,
         "threads": timed["threads"],
         "rounds": timed["samples"],
         "cached_seconds": cached["seconds"]["median"],
@@ -249,11 +270,13 @@ def _benchmark(
 
 
 def _benchmark_line(told: dict[str, Any]) -> str:
+    engine, asked = told["engine"], told["engine_asked"]
     return (
         f"benchmark: {told['rows']} × {told['new_tokens']} greedy tokens, "
         f"{told['threads']} threads, median of {told['rounds']}: "
-        f"{told['tokens_per_second']:,.0f} tokens a second with the cache and the "
-        f"{told['engine']} engine, {told['speedup']:.1f} times faster than without both"
+        f"{told['tokens_per_second']:,.0f} tokens a second with the cache and the {engine} engine"
+        f"{'' if engine == asked else f' in place of {asked}'}, "
+        f"{told['speedup']:.1f} times faster than without both"
     )
 
 
