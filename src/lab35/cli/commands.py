@@ -75,9 +75,8 @@ def _outcome(arguments: Sequence[str] | None) -> tuple[int, str | None]:
         lost = lost_outputs()
         if isinstance(error, BrokenPipeError):  # the reader has left, and knows it
             return 1, None
-        where = " and ".join(lost) or error.filename
-        reason = error.strerror or str(error)
-        return 2, f"{where}: {reason}" if where else reason
+        where = error.filename or " and ".join(lost) or "output"
+        return 2, f"{where}: {error.strerror or error}"
     except (ValueError, CheckpointError) as error:
         return 2, str(error)
     except MemoryError:
