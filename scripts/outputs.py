@@ -1,6 +1,6 @@
 """Run the Python fences of the course, and write what they print into the pages.
 
-python scripts/outputs.py                  every page, the README and the docstrings
+python scripts/outputs.py                  every page, the README and its like, the docstrings
 python scripts/outputs.py docs/loop.md     some
 python scripts/outputs.py --check          write nothing; exit 1 if anything would change
 """
@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from lab35.checkpoint import replacing
@@ -48,7 +47,6 @@ def main(
     check: Annotated[bool, typer.Option("--check", help="Write nothing.")] = False,
 ) -> None:
     """Rewrite the printed outputs of the course, or check them."""
-    torch.set_num_threads(1)  # as in the tests
     chosen = {place(path): path for path in paths or sources(ROOT)}
     runner, failed = FenceRunner(), False
     for name in track(chosen, "running"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,12 +27,12 @@ def fence(code: str, options: str = "", printed: str | None = None, indent: str 
 
 
 def run_page(pytester: pytest.Pytester, text: str, *options: str) -> pytest.RunResult:
-    """Run a page's fences with pytest, in this process."""
+    """Run a page's fences with pytest, in this process; what the site shows is not looked at."""
     page = pytester.mkdir("docs") / "page.md"
     page.write_text(text)
     plugins = ("lab35_course.fence_plugin", "no:cacheprovider", "no:hypothesispytest")
     chosen = [option for plugin in plugins for option in ("-p", plugin)]
-    return pytester.runpytest_inprocess(*chosen, "--markdown-docs", *options)
+    return pytester.runpytest_inprocess(*chosen, "--markdown-docs", *(options or ("-k", "line")))
 
 
 # --- What passes ---------------------------------------------------------------------------------
@@ -55,7 +56,7 @@ def test_a_continuation_runs_alone_with_what_it_continues(pytester: pytest.Pytes
     """Selecting one fence of a chain runs the ones before it first."""
     text = fence("x = 1\nprint(x)", printed="1") + fence("print(x)", " continuation", "1")
     result = run_page(pytester, text, "-k", "line:10")
-    result.assert_outcomes(passed=1, deselected=1)
+    result.assert_outcomes(passed=1, deselected=2)
 
 
 def test_each_fence_of_a_chain_runs_once(tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_docstrings_are_run(pytester: pytest.Pytester) -> None:
     """Fences in docstrings run, those of properties too, and failures name the module's line."""
     package = pytester.mkdir("src") / "lab35"
     package.mkdir()
-    body = fence("assert False", indent="        ")
+    body = fence("assert [] == [1]", indent="        ")
     head = 'class Thing:\n    @property\n    def size(self):\n        """A size.\n\n'
     (package / "thing.py").write_text(f'{head}{body}        """\n')
     result = run_page(pytester, fence("pass"))
@@ -104,12 +105,12 @@ def test_docstrings_are_run(pytester: pytest.Pytester) -> None:
 
 
 def test_other_files_are_left_alone(pytester: pytest.Pytester) -> None:
-    """Only the sources of the course are run; a test's own docstrings are not."""
+    """Only the sources of the course are run."""
     pytester.makepyfile(
         test_x=f'def test_x():\n    """A test.\n\n{fence("1 / 0", indent="    ")}    """\n'
     )
-    (pytester.path / "CHANGELOG.md").write_text(fence("1 / 0"))
-    run_page(pytester, fence("pass")).assert_outcomes(passed=2)
+    (pytester.mkdir("elsewhere") / "notes.md").write_text(fence("1 / 0"))
+    run_page(pytester, fence("pass"), "-k", "line or test_x").assert_outcomes(passed=2)
 
 
 # --- What fails ----------------------------------------------------------------------------------
@@ -156,10 +157,11 @@ def test_another_output_fails(
 
 def test_a_type_error_is_run_once(pytester: pytest.Pytester) -> None:
     """The stock runner tries a fence again after a TypeError, and the second try may pass."""
-    code = "import builtins\nbuiltins.tries = getattr(builtins, 'tries', 0) + 1\n"
-    code += "if builtins.tries == 1:\n    raise TypeError('once')"
-    result = run_page(pytester, fence(code) + fence("del __import__('builtins').tries"))
-    result.assert_outcomes(failed=1, passed=1)
+    log = pytester.path / "log"
+    code = f"with open({str(log)!r}, 'a') as log:\n    log.write('x')\nraise TypeError('once')"
+    result = run_page(pytester, fence(code))
+    result.assert_outcomes(failed=1)
+    assert log.read_text() == "x"
     assert result.stdout.str().count("the fence raised TypeError") == 1 + 1  # report and summary
 
 
@@ -210,42 +212,162 @@ def test_a_fence_that_would_be_skipped_stops_the_run(
     result.stdout.fnmatch_lines(["docs/page.md:1: *is not how a Python fence begins*"])
 
 
-# --- Global state --------------------------------------------------------------------------------
+# --- Isolation -----------------------------------------------------------------------------------
 
-STATE = """import torch
-torch.manual_seed(5)
-torch.rand(3)
-torch.set_default_dtype(torch.float64)
-torch.set_grad_enabled(False)
-torch.set_num_threads(torch.get_num_threads() + 1)"""
+# What a fence could leave behind, and how another would see it.
+LEFT = {
+    "an attribute": ("GPTConfig.head_dim = 7", "GPTConfig().head_dim == 32"),
+    "a patch": ("torch.rand = len", "torch.rand(1).shape == (1,)"),
+    "a default device": ("torch.set_default_device('meta')", "torch.ones(1).device.type == 'cpu'"),
+    "a dtype": ("torch.set_default_dtype(torch.float64)", "torch.ones(1).dtype == torch.float32"),
+    "grad mode": ("torch.set_grad_enabled(False)", "torch.is_grad_enabled()"),
+    "inference": (
+        "mode = torch.inference_mode()\nmode.__enter__()",
+        "not torch.is_inference_mode_enabled()",
+    ),
+    "determinism": (
+        "torch.use_deterministic_algorithms(True)",
+        "not torch.are_deterministic_algorithms_enabled()",
+    ),
+    "threads": ("torch.set_num_threads(2)", "torch.get_num_threads() == 1"),
+    "torch's seed": ("torch.manual_seed(5)", "torch.initial_seed() != 5"),
+    "the environment": ("os.environ['LEFT'] = '1'", "'LEFT' not in os.environ"),
+    "a folder": ("os.chdir('/')", "os.getcwd() != '/'"),
+    "a file": ("open('left', 'w').close()", "not os.path.exists('left')"),
+    "the path": ("sys.path.insert(0, '/left')", "'/left' not in sys.path"),
+    "a filter": ("warnings.simplefilter('error')", "warnings.filters[0][0] != 'error'"),
+    "a signal": (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+        "signal.getsignal(signal.SIGTERM) != signal.SIG_IGN",
+    ),
+    "a locale": ("decimal.getcontext().prec = 3", "decimal.getcontext().prec == 28"),
+    "standard output": ("sys.stdout = None", "sys.stdout is not None"),
+}
+IMPORTS = "import decimal, os, signal, sys, warnings\nimport torch\nfrom lab35 import GPTConfig\n"
 
 
-@pytest.mark.parametrize("ending", ["", "\n1 / 0"])
-def test_torchs_global_state_survives_a_fence(tmp_path: Path, ending: str) -> None:
-    """Generator, default dtype, grad mode and threads are the same before and after."""
+@pytest.mark.parametrize(("left", "clean"), LEFT.values(), ids=LEFT)
+def test_what_a_fence_leaves_behind_reaches_no_other(tmp_path: Path, left: str, clean: str) -> None:
+    """The next fence finds everything as it was, the tests too, and a continuation as it is."""
     page = tmp_path / "page.md"
-    page.write_text(fence(STATE + ending))
-    rng, threads = torch.get_rng_state(), torch.get_num_threads()
-    try:
-        FenceRunner().run(examples(page)[0])
-    except FenceFailure:
-        assert ending
-    assert torch.equal(torch.get_rng_state(), rng)
-    assert torch.get_default_dtype() == torch.float32
+    dirty = fence(f"{IMPORTS}{left}\nassert not ({clean})")
+    if left.startswith("torch.rand"):
+        dirty = fence(f"{IMPORTS}{left}\nassert torch.rand is len")
+    page.write_text(dirty + fence(f"{IMPORTS}assert {clean}"))
+    before = Path.cwd(), torch.get_default_dtype(), torch.get_rng_state().sum()
+    runner = FenceRunner()
+    for example in examples(page):
+        runner.check(example)
+    assert before == (Path.cwd(), torch.get_default_dtype(), torch.get_rng_state().sum())
     assert torch.is_grad_enabled()
-    assert torch.get_num_threads() == threads
+
+
+def test_the_folder_of_a_fence_is_removed(tmp_path: Path) -> None:
+    """A file that a fence writes where it stands is gone when its chain is over."""
+    page = tmp_path / "page.md"
+    page.write_text(fence("import os\nopen('left', 'w').close()\nprint(os.getcwd())"))
+    runner = FenceRunner()
+    folder = Path(runner.run(examples(page)[0]).strip())
+    assert (folder / "left").exists()
+    runner.close()
+    assert not folder.exists()
 
 
 def test_a_continuation_keeps_the_state_of_its_chain(tmp_path: Path) -> None:
     """A seed set in one fence counts in the next, whether or not the chain was just run."""
     page = tmp_path / "page.md"
+    first = "import torch\ntorch.manual_seed(5)\ntorch.set_grad_enabled(False)"
     draw = "print(torch.rand(1).item(), torch.is_grad_enabled())"
-    page.write_text(fence(STATE) + fence(draw, " continuation"))
+    page.write_text(fence(first) + fence(draw, " continuation"))
     first, second = examples(page)
     runner = FenceRunner()
     runner.run(first)
     torch.rand(1)  # another test draws in between
     assert runner.run(second) == FenceRunner().run(second)
+
+
+# --- Fences that would pass, and must not --------------------------------------------------------
+
+HIDDEN = {
+    "os._exit": ("import os\nos._exit(0)", "ended its process"),
+    "abort": ("import os\nos.abort()", "ended its process"),
+    "kill": ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "ended its process"),
+    "sys.exit": ("import sys\nsys.exit(0)", "raised SystemExit"),
+    "SystemExit": ("raise SystemExit", "raised SystemExit"),
+    "KeyboardInterrupt": ("raise KeyboardInterrupt", "raised KeyboardInterrupt"),
+    "SkipTest": ("import unittest\nraise unittest.SkipTest('no')", "raised SkipTest"),
+    "fork": ("import os\nif os.fork():\n    os.wait()\n    raise ValueError", "raised ValueError"),
+    "os.write": ("import os\nos.write(1, b'2')", r"but no \{\.text"),
+    "sys.__stdout__": ("import sys\nsys.__stdout__.write('2')", r"but no \{\.text"),
+    "subprocess": ("import subprocess\nsubprocess.run(['echo', '2'])", r"but no \{\.text"),
+    "logging": (
+        "import logging, sys\nlogging.basicConfig(stream=sys.stdout)\nlogging.error('2')",
+        r"but no \{\.text",
+    ),
+    "a thread": (
+        "import threading\nt = threading.Thread(target=lambda: 1 / 0)\nt.start()\nt.join()",
+        "hides an error",
+    ),
+    "a thread left": (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()",
+        "still runs",
+    ),
+    "a finalizer": ("class A:\n    def __del__(self):\n        1 / 0\nA()", "hides an error"),
+    "a task": (
+        "import asyncio\nasync def fail():\n    1 / 0\n"
+        "async def main():\n    asyncio.ensure_future(fail())\n    await asyncio.sleep(0)\n"
+        "asyncio.run(main())",
+        "hides an error",
+    ),
+    "a coroutine": ("async def f():\n    1 / 0\nf()", "hides an error"),
+    "a warning": ("import warnings\nwarnings.warn('no')", "hides an error"),
+    "a branch": ("x = 1\nif x == 2:\n    assert x == 3", "line 4: .* never reached"),
+    "an empty loop": ("for x in []:\n    assert x == 3", "never reached"),
+    "a function": ("def test():\n    assert [] == [1]", "never reached"),
+    "caught": (
+        "from unittest import TestCase\nwith TestCase().assertRaises(AssertionError):\n"
+        "    assert [] == [1]",
+        "failed, and went on",
+    ),
+    "finally": (
+        "def f():\n    try:\n        assert [] == [1]\n    finally:\n        return\nf()",
+        "failed, and went on",
+    ),
+    "a syntax warning": ("x = 1 is 1", "raised SyntaxError"),
+}
+
+
+@pytest.mark.parametrize(("code", "reason"), HIDDEN.values(), ids=HIDDEN)
+def test_a_fence_that_hides_or_ends_the_run_fails(tmp_path: Path, code: str, reason: str) -> None:
+    """Nothing passes because the process ended, the output went elsewhere, or nobody looked."""
+    page = tmp_path / "page.md"
+    page.write_text(fence(code))
+    with pytest.raises(FenceFailure, match=reason):
+        FenceRunner().check(examples(page)[0])
+
+
+def test_what_any_means_writes_is_compared(tmp_path: Path) -> None:
+    """Output by print, by a descriptor and by a child stands in the order in which it came."""
+    page = tmp_path / "page.md"
+    code = "import os, subprocess\nprint(1)\nos.write(1, b'2\\n')\nsubprocess.run(['echo', '3'])"
+    page.write_text(fence(f"{code}\nprint(4)", printed="1\n2\n3\n4"))
+    FenceRunner().check(examples(page)[0])
+
+
+def test_a_page_that_shows_other_code_fails(pytester: pytest.Pytester) -> None:
+    """Naming a page is enough to find code on it that is no fence."""
+    result = run_page(pytester, fence("pass") + "    assert 1 == 2\n", "-k", "line or shown")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["docs/page.md: the site shows code that is no fence*"])
+
+
+@pytest.mark.parametrize("switch", ["-O", "-OO"])
+def test_a_run_without_assertions_is_refused(tmp_path: Path, switch: str) -> None:
+    """With -O or PYTHONOPTIMIZE every assertion would vanish, those of the tests too."""
+    command = [sys.executable, switch, "-m", "pytest", "-p", "lab35_course.fence_plugin"]
+    run = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 4
+    assert "switch every assertion off" in run.stderr
 
 
 # --- make outputs --------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab35_course.fence_census import problems
 from lab35_course.fences import (
     OUTPUT,
     FenceError,
@@ -28,17 +29,34 @@ ROOT = Path(__file__).parents[1]
 PAGE = Path("page.md")
 
 # Every fence that is not run, by its page and its reason. Adding one here is a decision.
-NOTEST: list[tuple[str, str]] = []
+NOTEST: list[tuple[str, str]] = [
+    ("CONTRIBUTING.md", "a sketch: the names are those of a measurement module"),
+]
+
+# Every fence that is typed, neither run nor compared, commands aside: its page, its language and
+# the beginning of its code. Adding one is a decision too: is it true, and will it stay true?
+TYPED = [
+    ("CONTRIBUTING.md", "markdown", '```{.python title="What it shows"}'),
+    ("CONTRIBUTING.md", "text", "<!-- table: cache.example -->"),
+    ("CONTRIBUTING.md", "text", "It is <!-- value: cache.example ratio.median .1f -->"),
+    ("docs/about/numbers.md", "html", "<!-- table: loop.cost -->"),
+    (
+        "docs/about/numbers.md",
+        "html",
+        "The model has <!-- value: training.record parameters , -->",
+    ),
+    ("docs/cli.md", "text", "> Sherlock Holmes"),
+]
 
 
 # --- The course's own sources --------------------------------------------------------------------
 
 
-def test_every_python_fence_is_run_or_declared() -> None:
+def test_every_python_fence_is_run_or_declared(pytestconfig: pytest.Config) -> None:
     """The census: a fence that a reader sees is collected by pytest, or says why it is not run."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q"]
     command += ["-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
-    command += [str(path) for path in sources(ROOT)]
+    command += [path for path in pytestconfig.getini("testpaths") if path != "tests"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     items = re.findall(r"^(.+?)::.*\[line:(\d+)\]$", run.stdout, re.MULTILINE)
     collected = sorted((name, int(line)) for name, line in items)
@@ -76,6 +94,40 @@ def test_fences_that_are_not_run_are_listed() -> None:
     assert sorted(declared) == sorted(NOTEST)
 
 
+def test_fences_that_are_typed_are_listed() -> None:
+    """No output, log or table is typed in all but name: whatever is not run is on the list."""
+    typed = [
+        (
+            path.relative_to(ROOT).as_posix(),
+            fence.language,
+            re.match(r".*?(?:-->|$)", fence.code, re.MULTILINE)[0],
+        )
+        for path in sources(ROOT)
+        if path.suffix == ".md"
+        for fence in scan(path.read_text(encoding="utf-8"), path)
+        if not (fence.is_python or fence.info == OUTPUT or fence.language in ("bash", "sh"))
+    ]
+    assert sorted(TYPED) == sorted(typed)
+
+
+def test_no_other_file_holds_fences() -> None:
+    """Every tracked file with a fence is a source, so that none is left out by its place."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a clone: no list of files")
+    known = {path.relative_to(ROOT).as_posix() for path in sources(ROOT)}
+    others = [
+        name
+        for name in set(listed.stdout.split()) - known
+        if (ROOT / name).is_file()
+        and re.search(rb"(?m)^[ \t>]*(?:```|~~~)", (ROOT / name).read_bytes())
+    ]
+    # A test writes fences in its strings; in a docstring, nothing would run them.
+    tests = [name for name in others if re.fullmatch(r"tests/\w+\.py", name)]
+    assert [] == sorted(set(others) - set(tests))
+    assert [] == [name for name in tests if examples(ROOT / name)]
+
+
 # --- The scanner ---------------------------------------------------------------------------------
 
 
@@ -102,7 +154,7 @@ CONTAINERS = st.sampled_from(
         ("!!! note", "    "),
         ('??? tip "Closed"', "    "),
         ('=== "Tab"', "    "),
-        ("- An item", "  "),
+        ("- An item", "    "),
         ("1. An item", "    "),
         ("Term", ""),
         (":   A definition", "    "),
@@ -182,7 +234,7 @@ def test_a_fence_knows_its_title_and_options() -> None:
 MODULE = '''"""A module.
 
 ```{.python}
-assert 1
+x = 1
 ```
 """
 
@@ -220,7 +272,7 @@ def test_docstrings_are_read_at_their_true_lines(tmp_path: Path) -> None:
     found = examples(path)
     assert [lines[example.fence.line - 1].strip() for example in found] == ["```{.python}"] * 2
     assert [lines[example.fence.line] for example in found] == [
-        "assert 1",
+        "x = 1",
         " " * 12 + 'print("a\\\\nb")',
     ]
     assert python_openings(path) == [example.fence.line for example in found]
@@ -292,12 +344,12 @@ def test_the_right_spellings_are_python_for_both_readers(tmp_path: Path, info: s
 
 
 @pytest.mark.parametrize(
-    "info", ["text", "{.pytb}", '{.text title="model.py"}', '{.bash title="python -m x"}', "happy"]
+    "info", ["text", "{.json}", '{.text title="model.py"}', '{.bash title="python -m x"}', "sh"]
 )
 def test_other_languages_are_not_python(tmp_path: Path, info: str) -> None:
     """A title or a traceback does not make a block Python."""
     path = tmp_path / "page.md"
-    path.write_text(f"```{info}\nx\n```\n")
+    path.write_text(f"```{info}\nmake\n```\n")
     assert examples(path) == []
     assert count_python_fences(path) == 0
 
@@ -315,6 +367,144 @@ def test_the_census_counts_what_the_scanner_cannot_run(tmp_path: Path, hidden: s
     except FenceError:
         return
     assert found == []
+
+
+@pytest.mark.parametrize("indent", ["", "    ", "> "])
+@pytest.mark.parametrize(
+    ("info", "code"),
+    [
+        *((info, "x") for info in ("{.sage}", "{.starlark}", "{.numpy}", "{.pytb}", "{.console}")),
+        *((info, "x") for info in ("sage", "bazel", "happy", "{.cython}", "{.mermaid}")),
+        *((info, "x") for info in ("text x", "{.text .python}", "{.text lang='python'}")),
+        ("{.text #id}", "x"),
+        ("{.text}", ">>> 1 + 1\n2"),
+        ("{.text}", "In [1]: 1 + 1"),
+        ("{.text}", "import torch"),
+        ("{.text}", "from lab35 import generate"),
+        ("{.text}", "def f(x):\n    return x"),
+        ("{.text}", "x = 1"),
+        ("text", "assert f(1) == 2"),
+        ("{.html}", "  print('a')"),
+        ("{.json}", ">>> 1"),
+        ("{.sh}", "lab35 info\n875264 parameters"),
+        ("{.sh}", "python - <<EOF\nmake\nEOF"),
+        ("{.bash}", ".venv/bin/python -c 'print(1)'"),
+        ("{.sh}", "python3 <<EOF"),
+    ],
+)
+def test_other_languages_and_code_in_disguise_are_refused(
+    indent: str, info: str, code: str
+) -> None:
+    """A language outside the list, or Python under another name, would be shown and never run."""
+    lines = [f"```{info}", *code.split("\n"), "```", ""]
+    with pytest.raises(FenceError, match=r"page\.md:\d+: .*(begins|is Python|is no command)"):
+        examples(PAGE, "\n".join(indent + line for line in lines))
+
+
+def test_a_prompt_in_a_docstring_is_refused(tmp_path: Path) -> None:
+    """A doctest that nothing runs."""
+    path = tmp_path / "module.py"
+    path.write_text('"""A.\n\n    >>> 1 + 1\n    3\n"""\n')
+    with pytest.raises(FenceError, match=r"module\.py:3: a prompt"):
+        examples(path)
+
+
+@pytest.mark.parametrize("indent", [" ", "   ", "      "])
+def test_an_indentation_that_markdown_does_not_take_is_refused(indent: str) -> None:
+    """Three spaces continue an item for other readers, and end the list on the site."""
+    lines = ["1. One", "", "```{.python}", "x", "```", "", "2. Two"]
+    text = "\n".join(indent + line if 1 < row < 5 else line for row, line in enumerate(lines))
+    with pytest.raises(FenceError, match="multiple of four"):
+        examples(PAGE, text)
+
+
+# --- What the code may not do --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import numpy",
+        "import torch, pytest",
+        "def f():\n    from lab35_course.results import ROOT",
+        "from . import x",
+        "__import__('numpy')",
+        "import importlib\nimportlib.import_module('numpy')",
+        "exec('import numpy')",
+        "import sys\nsys.modules['numpy']",
+        "if __name__ == '__main__':\n    assert 1 == 2",
+        "from typing import TYPE_CHECKING",
+        "import typing\nif typing.TYPE_CHECKING:\n    x = 1",
+        "if __debug__:\n    x = 1",
+        "if False:\n    x = 1",
+        "while 0:\n    x = 1",
+        "assert (1 == 2, 'a tuple')",
+        "assert 'a string'",
+        "assert 1 == 2 or True",
+        "assert x == x",
+        "exit()",
+        "quit(0)",
+        "try:\n    assert 1 == 2\nexcept:\n    pass",
+        "try:\n    assert 1 == 2\nexcept (ValueError, Exception):\n    pass",
+        "import contextlib\nwith contextlib.suppress(AssertionError):\n    assert 1 == 2",
+    ],
+)
+def test_code_that_breaks_the_rules_or_hides_is_refused(code: str) -> None:
+    """The rule for imports, and the ways to write a check that cannot fail, at any depth."""
+    with pytest.raises(FenceError):
+        examples(PAGE, python(code=code))
+
+
+def test_some_pages_may_import_more() -> None:
+    """The page about the numbers shows the course's own tools; another page may not."""
+    text = python(code="import lab35_course.results")
+    assert examples(ROOT / "docs" / "about" / "numbers.md", text)
+    with pytest.raises(FenceError, match="lab35_course"):
+        examples(ROOT / "docs" / "loop.md", text)
+
+
+# --- What the site shows -------------------------------------------------------------------------
+
+NUMBERED = "1. One\n\n{0}```{{.text}}\n{0}a\n{0}```\n\n2. Two\n"
+
+
+def test_what_the_site_shows_as_written_is_no_problem() -> None:
+    """Fences in containers, titles, lists and inline code are what they seem."""
+    text = (
+        python()
+        + NUMBERED.format("    ")
+        + '!!! note\n\n    ```{.text title="a"}\n    b\n    ```\n'
+    )
+    assert [] == list(problems(text + "\nSome `code`.\n", PAGE))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<pre><code class="language-python">assert 1 == 2</code></pre>',
+        "<pre>x</pre>",
+        "<div><pre>\nx\n</pre></div>",
+        "Prose.\n\n    assert 1 == 2\n",
+        "Prose.\n\n\tassert 1 == 2\n",
+        "- item\n\n        assert 1 == 2\n",
+        "!!! note\n\n        assert 1 == 2\n",
+        "> quote\n>\n>     assert 1 == 2\n",
+        "`#!python assert 1 == 2`",
+        "`:::sage assert 1 == 2`",
+        "`x = 1\nassert x == 2`",
+        "<samp>2</samp>",
+        "<textarea>x</textarea>",
+        '<p style="white-space: pre">x</p>',
+        '<div class="language-python highlight"><pre>x</pre></div>',
+        "<table><tr><td>`x`</td></tr></table>\n\n    y = 1\n",
+        NUMBERED.format("   "),
+        NUMBERED.format(""),
+        "1. One\n\n   More.\n\n2. Two\n",
+    ],
+)
+def test_code_in_other_clothes_and_broken_lists_are_found(text: str) -> None:
+    """Code that the site shows and no fence holds, or numbers that begin again, are problems."""
+    assert list(problems(text, PAGE))
 
 
 # --- Continuations and outputs -------------------------------------------------------------------
@@ -346,6 +536,9 @@ NOT_RUN = ' notest reason="needs a GPU"'
         (python() + output() + output(), "does not follow a Python fence"),
         (python(NOT_RUN) + output(), "does not follow a Python fence"),
         (python() + '    ```{.text title="Output"}\n    1\n    ```\n', "does not follow a Python"),
+        (python() + output(info='{.text title="It prints"}'), "read as what it prints"),
+        (python() + output(info="{.json}"), "read as what it prints"),
+        (python(NOT_RUN) + output(info="text"), "read as what it prints"),
         (python() + output(info='text title="Output"'), "an output fence begins with"),
         (python() + output(info='{.console title="output"}'), "an output fence begins with"),
         (python() + output(info="{.text title='Output'}"), "an output fence begins with"),

@@ -9,6 +9,8 @@ Load it with `-p lab35_course.fence_plugin --markdown-docs`; it looks at the cou
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,15 +25,18 @@ from pytest_markdown_docs.plugin import (
     MarkdownTextFile,
 )
 
+from lab35_course.fence_census import check_page
 from lab35_course.fence_runner import FenceFailure, FenceRunner
 from lab35_course.fences import FenceError, examples, sources
+
+_sources = functools.cache(sources)  # asked once for every file that is collected
 
 
 class FenceFile(MarkdownTextFile):
     """A source of fences: a page, or a module with docstrings."""
 
-    def collect(self) -> Iterator[MarkdownInlinePythonItem]:
-        """Make an item of every Python fence that runs, named by its line."""
+    def collect(self) -> Iterator[pytest.Item]:
+        """Make an item of every Python fence that runs, named by its line, and one of the page."""
         try:
             found = examples(self.path)
         except FenceError as error:
@@ -43,10 +48,34 @@ class FenceFile(MarkdownTextFile):
                 yield MarkdownInlinePythonItem.from_parent(
                     self, name=f"[line:{line}]", test_definition=test
                 )
+        if self.path.suffix == ".md":
+            yield ShownItem.from_parent(self, name="[shown]")
+
+
+class ShownItem(pytest.Item):
+    """The check that the site shows a page's fences as code, and no other code."""
+
+    def runtest(self) -> None:
+        """Render the page, and compare."""
+        check_page(self.path)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str:
+        """Show what differs; anything else is a fault of the machinery and shows as it is."""
+        if isinstance(excinfo.value, FenceError):
+            return str(excinfo.value)
+        return str(excinfo.getrepr())
 
 
 def pytest_configure() -> None:
-    """Run everything on one thread: at these sizes a second gains nothing, and can cost a lot."""
+    """Refuse to start where assertions are switched off, and run everything on one thread.
+
+    At these sizes a second thread gains nothing, and can cost a lot.
+
+    Raises:
+        pytest.UsageError: If Python runs with `-O` or PYTHONOPTIMIZE.
+    """
+    if sys.flags.optimize:
+        raise pytest.UsageError("-O and PYTHONOPTIMIZE switch every assertion off: unset them")
     torch.set_num_threads(1)
 
 
@@ -58,7 +87,7 @@ def pytest_collect_file(
     collectors = yield
     stock = (MarkdownTextFile, MarkdownDocstringCodeModule)
     kept = [collector for collector in collectors if not isinstance(collector, stock)]
-    if parent.config.option.markdowndocs and file_path in sources(parent.config.rootpath):
+    if parent.config.option.markdowndocs and file_path in _sources(parent.config.rootpath):
         kept.append(FenceFile.from_parent(parent, path=file_path))
     return kept
 

@@ -1,72 +1,85 @@
 """Run the Python fences of the course, and compare what they print with what the page says.
 
-A fence runs in a module of its own. A continuation goes on in the module of the fence before it,
-with torch's global state as that fence left it. Whatever runs, torch's global state is afterwards
-as it was, so that no fence changes another, and no test.
+A fence and those that continue it share a process of their own, with a module, a working directory
+and the global state of torch that no other fence sees. Whatever a fence sets, replaces, opens or
+ends, it cannot change another, nor a test, nor pass by ending the run.
 """
 
 from __future__ import annotations
 
 import difflib
-import io
-import itertools
-import sys
-import traceback
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
-from types import ModuleType
+import multiprocessing
+import os
+import re
+import tempfile
 
-import torch
-
+from lab35_course.fence_child import Ran, serve
 from lab35_course.fences import OUTPUT, Example, Fence, place
 
 __all__ = ["FenceFailure", "FenceRunner"]
 
-# Pickling and dataclasses look a class up by its module's name, so the module must have one.
-_MODULE = "fence"
+_PATIENCE = 600  # seconds for one fence; a compilation takes one minute, a deadlock for ever
+
+# What Python writes to standard error about an error that went nowhere else: in a thread,
+# a finalizer, a task or a child, or a warning. The command line writes there by design.
+_TROUBLE = re.compile(
+    r"^Traceback \(most recent call last\)|^Exception ignored|never awaited|\w+Warning: ",
+    re.MULTILINE,
+)
 
 
 class FenceFailure(Exception):
     """A fence raised, or printed something other than the page says."""
 
 
-@dataclass(frozen=True)
-class _TorchState:
-    rng: torch.Tensor
-    dtype: torch.dtype
-    grad: bool
-    threads: int
+class _Chain:
+    """A process that runs a fence and those that continue it."""
 
-    @classmethod
-    def now(cls) -> _TorchState:
-        return cls(
-            torch.get_rng_state(),
-            torch.get_default_dtype(),
-            torch.is_grad_enabled(),
-            torch.get_num_threads(),
+    def __init__(self) -> None:
+        # A fork server imports torch once and starts no threads; where there is none, spawn does.
+        methods = multiprocessing.get_all_start_methods()
+        context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        if hasattr(context, "set_forkserver_preload"):
+            context.set_forkserver_preload(["pytest", "lab35_course.fence_child"])
+        self.last: Fence | None = None
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="lab35-fence-", ignore_cleanup_errors=True
         )
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=serve, args=(theirs, dict(os.environ), self._folder.name), daemon=True
+        )
+        self._process.start()
+        theirs.close()
 
-    def restore(self) -> None:
-        torch.set_rng_state(self.rng)
-        torch.set_default_dtype(self.dtype)
-        torch.set_grad_enabled(self.grad)
-        torch.set_num_threads(self.threads)
+    def run(self, fence: Fence) -> Ran:
+        """Run one more fence."""
+        # The blank lines give every frame its line number on the page.
+        self._connection.send(("\n" * fence.line + fence.code, str(fence.path.absolute())))
+        try:
+            if not self._connection.poll(_PATIENCE):
+                return Ran("", "", "nothing", f"and did not end within {_PATIENCE} s\n")
+            ran = self._connection.recv()
+        except (EOFError, ConnectionError):
+            self._process.join()
+            code = self._process.exitcode
+            return Ran("", "", "nothing", f"but ended its process (exit code {code})\n")
+        self.last = fence
+        return ran
 
-
-@dataclass(frozen=True)
-class _Position:
-    """Where a chain of fences stands: its last fence, its module, torch's state after it."""
-
-    fence: Fence
-    module: ModuleType
-    torch: _TorchState
+    def close(self) -> None:
+        """End the process, and remove what it left behind."""
+        self._process.kill()
+        self._process.join()
+        self._connection.close()
+        self._folder.cleanup()
 
 
 class FenceRunner:
     """Run fences in any order; in the page's own order no fence of a chain runs twice."""
 
     def __init__(self) -> None:
-        self._last: _Position | None = None
+        self._chain: _Chain | None = None
 
     def run(self, example: Example) -> str:
         """Run a fence, after those that it continues.
@@ -78,22 +91,20 @@ class FenceRunner:
             What the fence itself printed on standard output.
 
         Raises:
-            FenceFailure: If it raises, or one that it continues does.
+            FenceFailure: If it or one that it continues raises, ends its process, leaves a thread
+                or an error behind, or holds an assertion that fails or is never reached.
         """
-        outside, last = _TorchState.now(), self._last
-        self._last = None
-        try:
-            if last and example.before and example.before[-1] == last.fence:
-                module, pending = last.module, [example.fence]
-                last.torch.restore()
-            else:
-                module, pending = ModuleType(_MODULE), [*example.before, example.fence]
-            for fence in pending:
-                printed = _execute(fence, module)
-            self._last = _Position(example.fence, module, _TorchState.now())
-        finally:
-            outside.restore()
-        return printed
+        chain, pending = self._chain, [example.fence]
+        if chain is None or not example.before or example.before[-1] != chain.last:
+            self.close()
+            chain, pending = _Chain(), [*example.before, example.fence]
+        self._chain = chain
+        for fence in pending:
+            ran = chain.run(fence)
+            if ran.report or _TROUBLE.search(ran.complained):
+                self.close()
+                raise FenceFailure(_told(fence, ran))
+        return ran.printed
 
     def check(self, example: Example) -> None:
         """Run a fence and compare what it prints with the output fence that follows, to the byte.
@@ -119,38 +130,25 @@ class FenceRunner:
             f"{_diff(expected, printed)}`make outputs` {remedy}."
         )
 
-
-def _execute(fence: Fence, module: ModuleType) -> str:
-    # The blank lines give every frame its line number on the page.
-    source = "\n" * fence.line + fence.code
-    sys.modules[_MODULE] = module
-    printed, complained = io.StringIO(), io.StringIO()
-    try:
-        with redirect_stdout(printed), redirect_stderr(complained):
-            exec(compile(source, str(fence.path), "exec", dont_inherit=True), module.__dict__)
-    except (Exception, SystemExit) as error:
-        parts = [
-            f"{place(fence.path, fence.line)}: the fence raised {type(error).__name__}\n",
-            _traceback(error, fence),
-            *(
-                f"--- {name} before that ---\n{stream.getvalue()}"
-                for name, stream in (("stdout", printed), ("stderr", complained))
-                if stream.getvalue()
-            ),
-        ]
-        raise FenceFailure("".join(parts)) from error
-    finally:
-        del sys.modules[_MODULE]
-    return printed.getvalue()
+    def close(self) -> None:
+        """End the process of the chain that ran last."""
+        if self._chain is not None:
+            self._chain.close()
+        self._chain = None
 
 
-def _traceback(error: BaseException, fence: Fence) -> str:
-    report = traceback.TracebackException.from_exception(error)
-    frames = itertools.dropwhile(lambda frame: frame.filename != str(fence.path), report.stack)
-    report.stack[:] = frames
-    for frame in report.stack:
-        frame.colno = None  # a nested fence is indented on the page, which would shift the carets
-    return "".join(report.format())
+def _told(fence: Fence, ran: Ran) -> str:
+    if ran.error:
+        what = f"the fence raised {ran.error}"
+    elif ran.report:
+        what = "the fence does not do what it says"
+    else:
+        what = "the fence hides an error, a warning or a task"
+    parts = [f"{place(fence.path, fence.line)}: {what}\n{ran.report}"]
+    for name, text in (("stdout", ran.printed), ("stderr", ran.complained)):
+        if text:
+            parts.append(f"--- {name} before that ---\n{text}")
+    return "".join(parts)
 
 
 def _diff(expected: str, printed: str) -> str:

@@ -5,7 +5,8 @@ each fence ends, and yields what the tests run. The census looks at single lines
 and counts what a reader of the page would take for Python. A fault in one shows as a difference
 between the two.
 
-Sources are the pages under `docs/`, the README, and the docstrings of the package.
+Sources are the pages under `docs/`, the Markdown files beside the README, and the docstrings of
+the packages and scripts. What else a page shows as code, `fence_census` holds against its fences.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab35_course.fence_rules import refusals
+
 __all__ = [
+    "LANGUAGES",
     "OUTPUT",
     "Example",
     "Fence",
@@ -34,12 +38,46 @@ __all__ = [
 OUTPUT = '{.text title="Output"}'
 """The info string of a fence that holds what the fence before it prints."""
 
+LANGUAGES = (
+    "bash",
+    "css",
+    "diff",
+    "html",
+    "json",
+    "markdown",
+    "python",
+    "sh",
+    "text",
+    "toml",
+    "yaml",
+)
+"""The languages that a fence may name. All but Python are typed, and listed by the tests."""
+
+_OTHER = re.compile(
+    rf"(?:{'|'.join(LANGUAGES)})"
+    rf"|\{{\.(?:{'|'.join(LANGUAGES)})(?: (?:title|hl_lines|linenums)=\"[^\"]+\")*\}}"
+)
+# A prompt, or a statement, at the beginning of a line.
+_CODE = re.compile(
+    r"^\s*(?:>>> |In \[\d+\]|(?:async )?(?:def|class|for|with|while) .*:\s*(?:#.*|\.\.\.)?$"
+    r"|import \w+|from [\w.]+ import |assert .|print\(.*\)|\w[\w., ]* = \S)",
+    re.MULTILINE,
+)
+_IN_A_SHELL = re.compile(r"\bi?python[\d.]*\b[^\n|;&]*(?:\s-c\b|\s-\s*<<|<<)|>>> ")
+_COMMAND = re.compile(
+    r"\s*(?:#.*|(?:[A-Z_]+=\S* )*(?:\S*/)?(?:cat|cd|curl|echo|export"
+    r"|git|lab35|make|pip|printf|pytest|python3?|sed|tail|tee)(?: .*)?)?"
+)
+_STEPS = re.compile(r"(?:    |\t|> ?)*")
+
 _OPTIONS = 'continuation, notest with reason="…", title="…", hl_lines="…", linenums="…", .annotate'
 _PYTHON = re.compile(
     r"python|\{\.python"
     r'(?: (?:continuation|notest|\.annotate|(?:title|hl_lines|linenums|reason)="[^"]+"))*\}'
 )
 _ATTRIBUTE = re.compile(r"""([\w-]+)=(["'])(.*?)\2""")
+
+_WHERE = {"docs": ["*.md"], "src": ["*.md", "*.py"], "scripts": ["*.py"]}
 
 
 class FenceError(ValueError):
@@ -134,11 +172,13 @@ def sources(root: Path) -> list[Path]:
         root: The project's folder.
 
     Returns:
-        The pages under `docs/`, the README, and the modules of the package.
+        The Markdown files beside the README, those under `docs/` and `src/`, and every Python
+        file under `src/` and `scripts/`.
     """
-    pages = sorted((root / "docs").rglob("*.md"))
-    modules = sorted((root / "src" / "lab35").rglob("*.py"))
-    return [path for path in (root / "README.md", *pages, *modules) if path.is_file()]
+    found = [*root.glob("*.md")]
+    for folder, kinds in _WHERE.items():
+        found += [path for kind in kinds for path in (root / folder).rglob(kind)]
+    return sorted(path for path in found if path.is_file())
 
 
 def place(path: Path, line: int | None = None) -> str:
@@ -237,6 +277,12 @@ def _markdown(text: str, path: Path) -> str:
         match node:
             case ast.Expr(value=ast.Constant(value=str(docstring)) as string):
                 content = docstring.split("\n")
+                prompt = next(
+                    (i for i, row in enumerate(content) if row.lstrip().startswith(">>>")), None
+                )
+                if prompt is not None:
+                    reason = "a prompt is not run; put the code into a Python fence"
+                    raise FenceError(path, string.lineno + prompt, reason)
                 if len(content) == string.end_lineno - string.lineno + 1:
                     rows[string.lineno - 1 : string.end_lineno] = content
                 elif "```" in docstring or "~~~" in docstring:
@@ -274,8 +320,14 @@ def examples(path: Path, text: str | None = None) -> list[Example]:
     found: list[Example] = []
     chain: tuple[Fence, ...] = ()
     for fence, following in itertools.zip_longest(fences, fences[1:]):
+        _check_indent(fence)
         if not fence.is_python:
+            _check_typed(fence)
             continue
+        _refuse_typed_output(fence, following)
+        if "notest" not in fence.options:
+            for line, reason in refusals(fence.code, path):
+                raise FenceError(path, fence.line + line, reason)
         _check_options(fence, chain)
         runs = "notest" not in fence.options
         before = chain if "continuation" in fence.options else ()
@@ -283,6 +335,47 @@ def examples(path: Path, text: str | None = None) -> list[Example]:
         chain = (*before, fence) if runs else chain
     _refuse_strays(fences, found)
     return found
+
+
+def _check_indent(fence: Fence) -> None:
+    if fence.path.suffix == ".md" and not _STEPS.fullmatch(fence.indent):
+        raise FenceError(fence.path, fence.line, "indent a fence by a multiple of four spaces")
+
+
+def _check_typed(fence: Fence) -> None:
+    if _is_output(fence):
+        return  # compared, or told below what is wrong about it
+    if not _OTHER.fullmatch(fence.info):
+        reason = (
+            f"{fence.info!r} is not how a fence begins here; write {{.LANGUAGE}} with one of "
+            f"{', '.join(LANGUAGES)}, and no options but title, hl_lines and linenums"
+        )
+        raise FenceError(fence.path, fence.line, reason)
+    if fence.language in ("sh", "bash"):
+        hidden = _IN_A_SHELL.search(fence.code)
+        whole = re.sub(r"\\\n", " ", fence.code).split("\n")
+        strange = next((line for line in whole if not _COMMAND.fullmatch(line)), None)
+        if strange:
+            reason = f"{strange!r} is no command; what a command prints is not typed"
+            raise FenceError(fence.path, fence.line, reason)
+    else:
+        hidden = _CODE.search(fence.code)
+    if hidden and fence.language not in ("css", "markdown", "toml"):
+        reason = f"{hidden[0].strip()!r} is Python; put it into a Python fence, which is run"
+        raise FenceError(fence.path, fence.line, reason)
+
+
+def _is_output(fence: Fence) -> bool:
+    return (fence.title or "").strip().casefold() == "output"
+
+
+def _refuse_typed_output(fence: Fence, following: Fence | None) -> None:
+    if following and following.adjacent and not (following.is_python or _is_output(following)):
+        reason = (
+            f"what follows a Python fence is read as what it prints: write {OUTPUT}, "
+            "or put a sentence between"
+        )
+        raise FenceError(following.path, following.line, reason)
 
 
 def _check_options(fence: Fence, chain: tuple[Fence, ...]) -> None:
@@ -301,7 +394,7 @@ def _output_of(fence: Fence, following: Fence | None) -> Fence | None:
 def _refuse_strays(fences: Sequence[Fence], found: Sequence[Example]) -> None:
     owned = [example.output for example in found]
     for fence in fences:
-        if (fence.title or "").strip().casefold() != "output":
+        if not _is_output(fence):
             continue
         if fence.info != OUTPUT:
             raise FenceError(fence.path, fence.line, f"an output fence begins with {OUTPUT}")

@@ -1,0 +1,165 @@
+"""What the code of a fence may not do: import what a reader may not have, or hide its own checks.
+
+The rules look at the syntax tree, at any depth. What only running can tell is told by running:
+each assertion reports that it was reached and whether it held, so that one in a branch that is
+never taken, or swallowed by an `except`, fails the fence.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType
+
+__all__ = ["REPORT", "assertions", "compiled", "refusals"]
+
+REPORT = "__asserted__"
+"""The name under which an assertion reports its line and its outcome."""
+
+_INSTALLED = {"lab35", "torch"}
+_ALSO = {
+    "docs/about/numbers.md": {"lab35_course"},
+    "docs/speed.md": {"numpy"},
+    "src/lab35_course/": {"lab35_course"},
+    "scripts/": {"lab35_course"},
+}
+# Modules and names that import by a string, or say which program runs.
+_BY_STRING = {"builtins", "imp", "importlib", "pkgutil", "runpy"}
+_NAMES = {
+    **dict.fromkeys(("__import__", "compile", "eval", "exec"), "hides code from the checks"),
+    **dict.fromkeys(("exit", "quit"), "ends the run"),
+    **dict.fromkeys(
+        ("__builtins__", "__debug__", "__file__", "__name__", "__spec__", "TYPE_CHECKING"),
+        "can switch code off where the tests run it",
+    ),
+}
+_BROAD = {"AssertionError", "BaseException", "Exception"}
+_ALWAYS = (ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Constant, ast.JoinedStr, ast.Lambda)
+
+
+def refusals(code: str, path: Path) -> Iterator[tuple[int, str]]:
+    """Say what in a fence's code breaks the rules.
+
+    Args:
+        code: The content of the fence. What does not parse is left to the run, which tells it.
+        path: The source that holds it; some pages may import more than others.
+
+    Yields:
+        The line within the code, from 1, and what is wrong there.
+    """
+    try:
+        tree = ast.parse(code)
+    except SyntaxError:
+        return
+    allowed = _INSTALLED | set(sys.stdlib_module_names) - _BY_STRING
+    for part, names in _ALSO.items():
+        if f"/{part}" in path.absolute().as_posix():
+            allowed |= names
+    for node in ast.walk(tree):
+        for reason in _refused(node, allowed):
+            yield getattr(node, "lineno", 1), reason
+
+
+def _refused(node: ast.AST, allowed: set[str]) -> Iterator[str]:
+    match node:
+        case ast.Import(names=names):
+            yield from (
+                _not_allowed(name.name) for name in names if _root(name.name) not in allowed
+            )
+        case ast.ImportFrom(module=module, level=level):
+            if level or _root(module or "") not in allowed:
+                yield _not_allowed("." * level + (module or ""))
+            for name in node.names:
+                if name.name in _NAMES:
+                    yield f"{name.name} {_NAMES[name.name]}"
+        case ast.Name(id=name) | ast.Attribute(attr="TYPE_CHECKING" as name) if name in _NAMES:
+            yield f"{name} {_NAMES[name]}"
+        case ast.Attribute(value=ast.Name(id="sys"), attr="modules"):
+            yield "sys.modules goes round the rule for imports"
+        case ast.Assert(test=test) if _is_constant(test):
+            yield "this assertion cannot fail"
+        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) if _never(test):
+            yield "this branch is never taken"
+        case ast.ExceptHandler(type=kind) if kind is None or _BROAD & _names(kind):
+            yield "this `except` would swallow a failed assertion; name the error that is expected"
+        case ast.Call(func=function, args=args) if _last(function) == "suppress":
+            if any(_BROAD & _names(argument) for argument in args):
+                yield "this would swallow a failed assertion; name the error that is expected"
+
+
+def _root(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _not_allowed(module: str) -> str:
+    return f"{module} is not to be imported here: lab35, torch and the standard library are"
+
+
+def _is_constant(test: ast.expr) -> bool:
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or):
+        return any(_is_constant(value) for value in test.values)
+    if isinstance(test, ast.Compare) and len(test.comparators) == 1:
+        return ast.dump(test.left) == ast.dump(test.comparators[0])
+    return isinstance(test, _ALWAYS)
+
+
+def _never(test: ast.expr) -> bool:
+    try:
+        return not ast.literal_eval(test)
+    except ValueError:
+        return False
+
+
+def _names(expression: ast.expr) -> set[str]:
+    return {_last(node) for node in ast.walk(expression)}
+
+
+def _last(node: ast.AST) -> str:
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+# --- Compiling -----------------------------------------------------------------------------------
+
+
+class _Reporting(ast.NodeTransformer):
+    """Turn `assert x` into `assert REPORT(line, x)`."""
+
+    def visit_Assert(self, node: ast.Assert) -> ast.Assert:
+        report = ast.Call(
+            ast.Name(REPORT, ast.Load()), [ast.Constant(node.lineno), node.test], keywords=[]
+        )
+        node.test = ast.copy_location(report, node.test)
+        return node
+
+
+def assertions(source: str) -> list[int]:
+    """List the lines of the assertions in some code."""
+    return [node.lineno for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Assert)]
+
+
+def compiled(source: str, filename: str) -> CodeType:
+    """Compile code whose assertions report, and stay in whatever Python's `-O` says.
+
+    Args:
+        source: The code.
+        filename: What tracebacks name.
+
+    Returns:
+        The code object.
+
+    Raises:
+        SyntaxError: If it does not compile, or only with a warning.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SyntaxWarning)
+        compile(source, filename, "exec", dont_inherit=True)  # as written: the warnings
+        tree = _Reporting().visit(ast.parse(source, filename))
+        return compile(
+            ast.fix_missing_locations(tree), filename, "exec", dont_inherit=True, optimize=0
+        )
