@@ -5,11 +5,18 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import shutil
+import signal
+import stat
+import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import FunctionType
 
 import numpy as np
 import pytest
@@ -33,9 +40,10 @@ from lab35.speed import (
     loops,
     new_engine,
     recorded,
+    storage,
     why_not,
 )
-from lab35.speed.engine import parts_of
+from lab35.speed.engine import check_step, parts_of
 from lab35.verification import verify, verify_cache
 
 RUNGS = {
@@ -54,7 +62,7 @@ def or_skip(name: str, model: GPT) -> str:
     reason = None
     if name == "numba" and find_spec("numba") is None:
         reason = "numba is not installed: pip install numba"
-    if name == "compiled" and (told := compiled._compile(model.config)[1]):
+    if name == "compiled" and (told := why_not("compiled", model)):
         reason = (
             f"nothing can be compiled here, a C++ compiler as of apt install g++ may do: {told}"
         )
@@ -120,14 +128,13 @@ def test_a_text_compiles_its_step_and_leaves_the_process_as_it_was(
 ) -> None:
     """In the middle of a generation, in an empty folder, with nothing left but the file."""
     or_skip("compiled", model)
-    compiled._compile.cache_clear()
-    for path in cache_folder().iterdir():
-        path.unlink()
     before = torch.get_rng_state(), torch.get_num_threads()
     expected = generate(model, prompt, 20, temperature=0, engine="eager")
     found = generate(model, prompt, 20, temperature=0, engine="compiled")
     assert torch.equal(expected.tokens, found.tokens)
-    assert [path.suffix for path in cache_folder().iterdir()] == [".pt2"]
+    names = {path.name for path in cache_folder().rglob("*") if path.is_file()}
+    assert names == {"step.pt2", "SHA256SUMS"}
+    assert len([*cache_folder().iterdir()]) == 1
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == torch.get_num_threads()
 
@@ -185,7 +192,7 @@ def test_the_exponential_of_the_loops(jitted: bool) -> None:
     exp = loops._exp
     if jitted:
         or_skip("numba", GPT(GPTConfig(n_layer=1)))
-        exp = loops._jit({"_exp": loops._exp, "_decode": loops._exp}, keep=False)
+        exp = loops._jit({"_exp": loops._exp})["_exp"]
     for x in np.linspace(-87, 87, 2001, dtype=np.float32):
         assert exp(x) == pytest.approx(np.exp(np.float64(x)), rel=1e-5)
     for x in (-1e4, -np.inf):
@@ -633,11 +640,11 @@ def test_why_not(tiny_model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not("lean", tiny_model) is None
     assert "part of its own (Own)" in why_not("lean", Own(tiny_model.config))
     with monkeypatch.context() as patch:
-        patch.setattr(loops, "_jitted", raise_runtime_error)
-        assert why_not("numba", tiny_model) == "no numba here"
+        patch.setattr(loops, "_had", raise_runtime_error)
+        assert why_not("numba", tiny_model) == "RuntimeError: no numba here"
 
 
-def raise_runtime_error() -> None:
+def raise_runtime_error(config: GPTConfig) -> None:
     """Fail as an engine that cannot be had does."""
     raise RuntimeError("no numba here")
 
@@ -710,12 +717,17 @@ def test_unknown_engine(model: GPT, prompt: Tensor) -> None:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Start with an empty cache folder, and forget what was found or warned of before."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    remembered = (compiled._compile, loops._jitted, choice._warn_once)
-    for forget in (*(function.cache_clear for function in remembered), compiled._LOADED.clear):
+    remembered = (
+        choice._MISSING.clear,
+        choice._warn_once.cache_clear,
+        loops._had.cache_clear,
+        compiled._LOADED.clear,
+    )
+    for forget in remembered:
         forget()
     yield tmp_path
-    for function in remembered:
-        function.cache_clear()
+    for forget in remembered:
+        forget()
 
 
 @pytest.fixture
@@ -775,23 +787,13 @@ def test_each_engine_goes_by_its_name(model: GPT, prompt: Tensor, engine: str) -
     )
 
 
-def test_a_cache_folder_that_cannot_be_made(
-    fresh: Path, tiny_model: GPT, monkeypatch: pytest.MonkeyPatch
+def test_why_not_tells_the_cause_in_one_line(
+    fresh: Path, no_compiler: None, tiny_model: GPT
 ) -> None:
-    """A read-only home is no reason to write no text."""
-    (fresh / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
-    with pytest.warns(RuntimeWarning, match="NotADirectoryError|FileExistsError"):
-        assert isinstance(new_engine("compiled", tiny_model), Lean)
-
-
-def test_a_damaged_file_is_no_end(fresh: Path, tiny_model: GPT) -> None:
-    """What cannot be loaded is told with its path, and lean runs."""
-    path = cache_folder() / f"decode-{compiled._key(tiny_model.config)}.pt2"
-    path.parent.mkdir()
-    path.write_bytes(b"not a package")
-    with pytest.warns(RuntimeWarning, match=path.name):
-        assert isinstance(new_engine("compiled", tiny_model), Lean)
+    """A missing compiler is told in the words of who missed it, and the reason has one line."""
+    reason = why_not("compiled", tiny_model)
+    assert "no-such-compiler" in reason
+    assert "\n" not in reason
 
 
 def test_without_numba_lean_runs_with_one_warning(
@@ -808,21 +810,412 @@ def test_without_numba_lean_runs_with_one_warning(
 def test_the_compiled_file_is_named_after_what_it_depends_on(
     model: GPT, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another torch, processor, size or step is another file; other weights are not."""
-    keys = [compiled._key(model.config), compiled._key(GPTConfig(n_layer=5))]
-    assert compiled._key(GPTConfig()) == compiled._key(GPTConfig(dropout=0.2)) == keys[0]
-    for owner, name, value in (
-        (compiled, "_processor", lambda: "another"),
+    """Another torch, processor, size, step or setting is another file; other weights are not."""
+    name = compiled._name
+    keys = [name(model.config), name(GPTConfig(n_layer=5))]
+    assert name(GPTConfig()) == name(GPTConfig(dropout=0.2)) == keys[0]
+    for owner, attribute, value in (
+        (storage, "processor", lambda: "another"),
         (compiled, "INDUCTOR", {}),
-        (compiled, "_Step", Own),
+        (compiled._Step, "forward", hooked),
         (compiled, "_matvec", hooked),
         (torch, "__version__", "0.0"),
-        (compiled.platform, "platform", lambda: "another"),
+        (storage.platform, "platform", lambda: "another"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(owner, name, value)
-            keys.append(compiled._key(model.config))
+            patch.setattr(owner, attribute, value)
+            keys.append(name(model.config))
+    for variable in ("CXX", "ATEN_CPU_CAPABILITY", "TORCHINDUCTOR_CPP_MARCH"):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, "another")
+            keys.append(name(model.config))
+    import torch._inductor.config as inductor
+
+    with inductor.patch({"cpp.simdlen": 256}):
+        keys.append(name(model.config))
     assert len(set(keys)) == len(keys)
+    assert name(model.config) == keys[0]
+
+
+X86 = """processor\t: 0
+vendor_id\t: AuthenticAMD
+model name\t: AMD EPYC
+cpu MHz\t\t: {}
+flags\t\t: fpu {}
+"""
+ARM = """processor\t: 0
+BogoMIPS\t: {}
+Features\t: fp asimd {}
+CPU implementer\t: 0x41
+CPU part\t: {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (X86.format(2500, "avx2"), X86.format(2500, "avx2 avx512f")),
+        (ARM.format(50, "", "0xd0c"), ARM.format(50, "", "0xd40")),
+        (ARM.format(50, "", "0xd0c"), ARM.format(50, "sve", "0xd0c")),
+        ("processor: 0\nisa: rv64imafdc\n", "processor: 0\nisa: rv64imafdcv\n"),
+        ("features\t: esan3 zarch\n", "features\t: esan3 zarch vxe\n"),
+    ],
+)
+def test_processors_are_told_apart(tmp_path: Path, one: str, other: str) -> None:
+    """Each architecture has its own words for what its instructions are."""
+    told = []
+    for text in (one, other):
+        (tmp_path / "cpuinfo").write_text(text)
+        told.append(storage.processor(tmp_path / "cpuinfo"))
+    assert all(told)
+    assert told[0] != told[1]
+
+
+def test_the_moment_is_no_part_of_a_processor(tmp_path: Path) -> None:
+    """The clock rate and the number of a core would make a new file at each start."""
+    (tmp_path / "a").write_text(X86.format(2500, "avx2"))
+    (tmp_path / "b").write_text(X86.format(1800, "avx2").replace("processor\t: 0", "processor: 7"))
+    assert storage.processor(tmp_path / "a") == storage.processor(tmp_path / "b")
+
+
+@pytest.mark.parametrize("text", [None, "", "processor\t: 0\n", "model name: ?\nflags\t:\n"])
+def test_an_unknown_processor_shares_nothing(
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    """An empty part of a name would be the same on every such machine."""
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    assert storage.processor(tmp_path / "cpuinfo") is None
+    monkeypatch.setattr(storage, "processor", lambda: None)
+    assert storage.name_of("decode", 1) is None
+    assert storage.kept(None, make, load, nullcontext()) == "made"
+    assert not cache_folder().exists()
+
+
+# --- what is kept --------------------------------------------------------------------------------
+
+
+def make(folder: Path) -> None:
+    """Make something that can be kept."""
+    (folder / "deep").mkdir()
+    (folder / "deep" / "file").write_text("made")
+
+
+def load(folder: Path) -> str:
+    """Load it, from a place of its own."""
+    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
+    return (folder / "deep" / "file").read_text()
+
+
+class Maker:
+    """Counts how often something is made."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self, folder: Path) -> None:
+        """Make it, and count."""
+        self.times += 1
+        make(folder)
+
+    def get(self) -> str:
+        """Get what is kept, or make it."""
+        return storage.kept("thing", self, load, nullcontext())
+
+
+def test_what_is_kept_is_made_once(fresh: Path) -> None:
+    """The second process finds it, in a folder that is private, and nothing else is left."""
+    maker = Maker()
+    assert [maker.get(), maker.get()] == ["made", "made"]
+    assert maker.times == 1
+    assert [path.name for path in cache_folder().iterdir()] == ["thing"]
+    assert stat.S_IMODE(cache_folder().stat().st_mode) == 0o700
+
+
+DAMAGE = {
+    "emptied": lambda entry: (entry / "deep" / "file").write_bytes(b""),
+    "cut": lambda entry: (entry / "deep" / "file").write_bytes(b"ma"),
+    "flipped": lambda entry: (entry / "deep" / "file").write_bytes(b"mode"),
+    "deleted": lambda entry: (entry / "deep" / "file").unlink(),
+    "added": lambda entry: (entry / "more").touch(),
+    "linked": lambda entry: (entry / "more").symlink_to("/etc/hostname"),
+    "no_digests": lambda entry: (entry / storage.DIGESTS).unlink(),
+    "no_text": lambda entry: (entry / storage.DIGESTS).write_bytes(b"\xff\n"),
+    "empty_digests": lambda entry: (entry / storage.DIGESTS).write_bytes(b""),
+    "a_file": lambda entry: (shutil.rmtree(entry), entry.touch()),
+    "a_link": lambda entry: (entry.rename(f"{entry}-2"), entry.symlink_to(f"{entry}-2")),
+    "others": lambda entry: (entry / "deep" / "file").chmod(0o666),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_is_damaged_is_made_anew_once(fresh: Path, damage: str) -> None:
+    """Neither loaded nor kept: the next process makes it, and the one after finds it."""
+    maker = Maker()
+    maker.get()
+    DAMAGE[damage](cache_folder() / "thing")
+    assert [maker.get(), maker.get()] == ["made", "made"]
+    assert maker.times == 2
+
+
+def test_what_cannot_be_loaded_is_made_anew_once(fresh: Path) -> None:
+    """Whole as it is, it may not run here; then it is not tried again at each run."""
+    maker, failed = Maker(), []
+
+    def load_second(folder: Path) -> str:
+        if maker.times == 1:
+            failed.append(1)
+            raise RuntimeError("foreign")
+        return load(folder)
+
+    maker.get()
+    for _ in range(3):
+        assert storage.kept("thing", maker, load_second, nullcontext()) == "made"
+    assert (maker.times, len(failed)) == (2, 1)
+
+
+def test_what_fails_leaves_nothing(fresh: Path) -> None:
+    """A make that fails, or that is interrupted, leaves no folder."""
+    for error in (OSError("full"), KeyboardInterrupt()):
+
+        def fail(folder: Path, error: BaseException = error) -> None:
+            make(folder)
+            raise error
+
+        with pytest.raises(type(error)):
+            storage.kept("thing", fail, load, nullcontext())
+        assert not any(cache_folder().iterdir())
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o722])
+def test_no_code_is_loaded_from_where_others_may_write(
+    fresh: Path, tiny_model: GPT, mode: int
+) -> None:
+    """What lies there may be anyone's; lean runs, and one line says why."""
+    cache_folder().mkdir()
+    cache_folder().chmod(mode)
+    for name in ("compiled", "numba"):
+        if name == "numba" and find_spec("numba") is None:
+            continue
+        with pytest.warns(RuntimeWarning, match="no code is loaded from .*others may write"):
+            assert new_engine(name, tiny_model).name == "lean"
+    assert not any(cache_folder().iterdir())
+
+
+def test_no_code_is_loaded_through_a_link_or_from_below_a_shared_folder(fresh: Path) -> None:
+    """A link can be turned elsewhere, and so can a folder by who may write above it."""
+    (fresh / "elsewhere").mkdir(mode=0o700)
+    cache_folder().symlink_to(fresh / "elsewhere")
+    with pytest.raises(storage.Unavailable, match="it is a link"):
+        Maker().get()
+    cache_folder().unlink()
+    fresh.chmod(0o777)
+    with pytest.raises(storage.Unavailable, match=f"others may write to {fresh}"):
+        Maker().get()
+    fresh.chmod(0o755)
+    assert Maker().get() == "made"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_no_code_is_loaded_from_the_folder_of_somebody_else(fresh: Path) -> None:
+    """Also where its mode looks private: its owner may write to it."""
+    cache_folder().mkdir(mode=0o700)
+    os.chown(cache_folder(), 12345, -1)
+    with pytest.raises(storage.Unavailable, match="it belongs to user 12345"):
+        Maker().get()
+
+
+def test_without_a_home_nothing_is_kept(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable, and no entry for the user: it is made in a temporary folder."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    maker = Maker()
+    assert [maker.get(), maker.get()] == ["made", "made"]
+    assert maker.times == 2
+
+
+@pytest.mark.parametrize("folder", ["a file/x", "with a blank"])
+def test_a_folder_that_cannot_be_used_is_gone_around(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """Below a file nothing can be kept; a compiler cannot work where a path has a blank."""
+    (fresh / "a file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / folder))
+    worked_in = []
+    for _ in range(2):
+        storage.kept("thing", lambda f: worked_in.append(f) or make(f), load, nullcontext())
+    assert len(worked_in) == (2 if "/" in folder else 1)
+    assert not any(" " in str(path) for path in worked_in)
+
+
+def test_compilers_are_sent_to_the_private_folder(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself torch stores in a folder whose name is known, and the caller may name another."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(fresh / "planted"))
+    before = dict(os.environ)
+    seen = {}
+    storage.kept("thing", lambda f: seen.update(os.environ) or make(f), load, nullcontext())
+    for variable in ("TORCHINDUCTOR_CACHE_DIR", "TMPDIR"):
+        assert Path(seen[variable]).is_relative_to(cache_folder())
+    assert dict(os.environ) == before
+
+
+WAIT = """
+import sys, time
+from contextlib import nullcontext
+from lab35.speed import storage
+def make(folder):
+    print("making", flush=True)
+    time.sleep(60)
+storage.kept("thing", make, lambda folder: None, nullcontext())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_a_process_that_is_ended_leaves_no_folder(fresh: Path, number: int) -> None:
+    """Nor does one that had no time to clean up, after the next one has come."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAIT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdout.readline() == b"making\n"
+    running = [*cache_folder().iterdir()]
+    assert len(running) == 1
+    Maker().get()  # in the middle of it, and it sweeps nothing that is in use
+    assert running[0].exists()
+    process.send_signal(number)
+    assert process.wait(30) == -number
+    process.stdout.close()
+    if number == signal.SIGKILL:
+        shutil.rmtree(cache_folder() / "thing")
+        Maker().get()
+    assert [path.name for path in cache_folder().iterdir()] == ["thing"]
+
+
+def test_a_step_is_held_against_a_model() -> None:
+    """A step that ignores one bias, or stores nothing, is refused; the model's own passes."""
+    config = GPTConfig(vocab_size=5, block_size=8, n_layer=2, n_head=2, n_embd=4)
+
+    def step_of(model: GPT, *, forget: str | None = None, store: bool = True) -> Callable:
+        other = copy.deepcopy(model)
+        if forget:
+            other.get_parameter(forget).data.zero_()
+
+        def step(token: int, at: int, kv: Tensor) -> tuple[Tensor, Tensor]:
+            blocks = tuple(loops._arrays(*parts_of(block)) for block in other.blocks)
+            tables = (other.wte.weight.detach().numpy(), other.wpe.weight.detach().numpy())
+            after = kv.clone()
+            logits = loops._decode(
+                token, at, *tables, blocks, loops._arrays(other.ln_f), after.numpy()
+            )
+            return torch.from_numpy(logits), (after if store else kv).narrow(3, at, 1)
+
+        return step
+
+    check_step(config, step_of)
+    for fault in ({"forget": "blocks.1.fc.bias"}, {"forget": "ln_f.bias"}, {"store": False}):
+        with pytest.raises(RuntimeError, match="differ from the model's"):
+            check_step(config, partial(step_of, **fault))
+
+
+def test_a_step_that_holds_weights_itself_is_refused(tiny_model: GPT) -> None:
+    """What the compiler took for a constant has no name in its file."""
+
+    class Loaded:
+        def get_constant_fqns(self) -> list[str]:
+            names = [*dict(compiled._Step(tiny_model).named_parameters()), "columns"]
+            return [name for name in names if name != "model.ln_f.bias"]
+
+    with pytest.raises(RuntimeError, match=r"holds \['model.ln_f.bias'\] itself"):
+        compiled._point(Loaded(), tiny_model)
+
+
+@pytest.mark.slow
+def test_the_compiled_step_is_right_for_the_smallest_models(fresh: Path) -> None:
+    """Inductor puts tensors of at most 8 numbers into the code, unless it is told not to."""
+    torch.manual_seed(1)
+    config = GPTConfig(vocab_size=8, block_size=8, n_layer=1, n_head=2, n_embd=8)
+    model = GPT(config).eval()
+    or_skip("compiled", model)
+    for weight in model.parameters():
+        nn.init.normal_(weight)
+    report = verify_cache(model, torch.tensor([[3, 1, 2]]), 6, engine="compiled")
+    assert report.passed, report
+    assert report.engine == "compiled"
+
+
+def test_a_wrong_step_from_numba_is_not_run(
+    fresh: Path, tiny_model: GPT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever makes the machine code differ from the model, lean runs."""
+    or_skip("numba", tiny_model)
+    loops._had.cache_clear()
+    monkeypatch.setitem(loops.LOOPS, "_gelu", skip_gelu)
+    with pytest.warns(RuntimeWarning, match="its logits differ from the model's"):
+        assert new_engine("numba", tiny_model).name == "lean"
+    assert not any(cache_folder().glob("*/*.nbc"))
+
+
+def skip_gelu(x: np.ndarray) -> None:
+    """Leave out the activation."""
+    x[0] += np.float32(0)
+
+
+@pytest.mark.parametrize("error", [ImportError("odd"), SystemError("odd"), ValueError("odd")])
+def test_whatever_fails_in_an_optional_engine_lean_runs(
+    fresh: Path, tiny_model: GPT, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The internals of numba and torch fail in more ways than can be listed; Ctrl-C is none."""
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr(storage, "_workshop", fail)
+    monkeypatch.setattr(loops, "_numba", fail)
+    for name in ("compiled", "numba"):
+        with pytest.warns(RuntimeWarning, match=f"{type(error).__name__}: odd"):
+            assert new_engine(name, tiny_model).name == "lean"
+        assert why_not(name, tiny_model) == f"{type(error).__name__}: odd"
+        with pytest.raises(ValueError, match="max_len must lie in"):
+            new_engine(name, tiny_model, 0)
+    error = KeyboardInterrupt()
+    choice._MISSING.clear()
+    with pytest.raises(KeyboardInterrupt):
+        new_engine("numba", tiny_model)
+
+
+def test_numba_runs_without_sources(
+    fresh: Path, tiny_model: GPT, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a copy that holds bytecode alone, numba keeps nothing, and runs."""
+    or_skip("numba", tiny_model)
+    loops._had.cache_clear()
+    for name, part in loops.LOOPS.items():
+        moved = FunctionType(
+            part.__code__.replace(co_filename="/nowhere/loops.py"), vars(loops), name
+        )
+        monkeypatch.setitem(loops.LOOPS, name, moved)
+    monkeypatch.setattr(loops, "_decode", loops.LOOPS["_decode"])
+    assert new_engine("numba", tiny_model).name == "numba"
+    assert not any(cache_folder().rglob("*.nbi"))
+
+
+@pytest.mark.parametrize("mess", [b"", b"cut", None])
+def test_a_damaged_cache_of_numba_is_built_anew(
+    fresh: Path, tiny_model: GPT, mess: bytes | None
+) -> None:
+    """An emptied, garbled or half-deleted file is no end, and no reason for lean."""
+    or_skip("numba", tiny_model)
+    loops._had.cache_clear()
+    new_engine("numba", tiny_model)
+    before = sorted(path.name for path in cache_folder().rglob("*"))
+    for path in cache_folder().rglob("*.nb?"):
+        path.write_bytes(path.read_bytes()[:100] if mess is None else mess)
+    loops._had.cache_clear()
+    assert new_engine("numba", tiny_model).name == "numba"
+    assert sorted(path.name for path in cache_folder().rglob("*")) == before
+    assert min(path.stat().st_size for path in cache_folder().rglob("*.nb?")) > 100
 
 
 def test_numba_keeps_its_own_folder(fresh: Path, tiny_model: GPT) -> None:
@@ -869,7 +1262,7 @@ def test_numba_runs_where_nothing_can_be_kept(
 ) -> None:
     """A folder that cannot be made costs a compilation a process, and no text."""
     or_skip("numba", tiny_model)
-    loops._jitted.cache_clear()
+    loops._had.cache_clear()
     (fresh / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
     assert isinstance(new_engine("numba", tiny_model), Jitted)

@@ -16,6 +16,7 @@ from lab35.speed.engine import EPS, Engine
 from lab35.speed.loops import Jitted
 from lab35.speed.recorded import Recorded
 from lab35.speed.rungs import Lean
+from lab35.speed.storage import Unavailable, cause
 
 EngineName = Literal["eager", "lean", "compiled", "numba"]
 """What `generate` can run its decode steps with; `"eager"` is the model itself."""
@@ -75,11 +76,19 @@ def new_engine(name: EngineName, model: GPT, max_len: int | None = None) -> Engi
     Returns:
         The engine, empty. Its `name` says which one it is.
     """
-    try:
-        return _make(name, model, max_len)
-    except RuntimeError as error:
-        _warn_once(name, str(error))
-        return Lean(model, max_len)
+    lean = Lean(model, max_len)  # whichever runs, it refuses a wrong max_len
+    if name == "lean":
+        return lean
+    reason = _MISSING.get((name, model.config))
+    if reason is None:
+        try:
+            return _rung(name, model)(model, max_len)
+        except Exception as error:  # an optional engine may fail in any way
+            reason = cause(error)
+            if isinstance(error, Unavailable):
+                _MISSING[name, model.config] = reason
+    _warn_once(name, reason)
+    return lean
 
 
 def why_not(name: EngineName, model: GPT) -> str | None:
@@ -100,9 +109,9 @@ def why_not(name: EngineName, model: GPT) -> str | None:
     _check_name(name)
     try:
         if choose_engine(name, model, 1) != "eager":
-            _make(name, model)
-    except (ValueError, RuntimeError) as error:
-        return str(error)
+            _rung(name, model)(model)
+    except Exception as error:  # an optional engine may fail in any way
+        return str(error) if isinstance(error, ValueError) else cause(error)
     return None
 
 
@@ -112,12 +121,16 @@ def _check_name(engine: str) -> None:
         raise ValueError(f"engine must be one of {known}, got {engine!r}")
 
 
-def _make(name: EngineName, model: GPT, max_len: int | None = None) -> Engine:
-    """Make the rung that stands behind a name on the model's device."""
-    rungs = {"lean": Lean, "compiled": Compiled, "numba": Jitted}
+def _rung(name: EngineName, model: GPT) -> type[Engine]:
+    """Say which rung stands behind a name on the model's device."""
+    rungs: dict[str, type[Engine]] = {"lean": Lean, "compiled": Compiled, "numba": Jitted}
     if model.wte.weight.is_cuda:
         rungs["compiled"] = Recorded
-    return rungs[name](model, max_len)
+    return rungs[name]
+
+
+_MISSING: dict[tuple[EngineName, GPTConfig], str] = {}
+"""Why an engine cannot be had here, so that not every text waits for it again."""
 
 
 @cache

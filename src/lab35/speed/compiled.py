@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import inspect
-import json
-import platform
-import tempfile
+import os
+import sys
 import warnings
 from dataclasses import asdict, replace
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from torch import Tensor, nn
 
 from lab35.model import GPT, GPTConfig
-from lab35.speed.engine import Engine, padded
-from lab35.speed.storage import ONE_AT_A_TIME, cache_folder
+from lab35.speed.engine import Engine, Step, check_step, padded
+from lab35.speed.storage import ONE_AT_A_TIME, Unavailable, cause, code_of, kept, name_of
+from lab35.terminal import error_console
 
 INDUCTOR = {
     # Without these two, a LayerNorm is worked out anew in each row of the product that reads it.
@@ -31,8 +28,12 @@ INDUCTOR = {
     "memory_planning": True,  # one allocation for all that lies between input and output
     "cpp.threads": 1,
     "aot_inductor.package_constants_in_so": False,
+    "always_keep_tensor_constants": True,  # else weights of at most 8 numbers get into the code
+    "cpp_cache_precompile_headers": False,  # they would lie in a folder that anyone can make
 }
 """How the step is compiled. The names are internal to torch, and belong to a version of it."""
+
+FILE = "step.pt2"
 
 
 class _Step(nn.Module):
@@ -121,27 +122,53 @@ def _bound(model: GPT) -> Any:
     """Load the compiled step, and point it at the weights that the model has now."""
     loaded, bound_to, _ = _LOADED.get(model, (None, None, {}))
     addresses = [weight.data_ptr() for weight in model.parameters()]
-    if addresses == bound_to:
-        return loaded.loader.run
-    if loaded is None:
-        path, reason = _compile(model.config)
-        if path is not None and not path.exists():  # deleted since
-            _compile.cache_clear()
-            path, reason = _compile(model.config)
-        if path is None:
-            raise RuntimeError(reason)
-        try:
-            loaded = torch._inductor.aoti_load_package(str(path))
-        except Exception as error:  # whatever a damaged file does to the loader
-            raise RuntimeError(f"{path} cannot be loaded, delete it: {error}") from None
+    if addresses != bound_to:
+        loaded = loaded or _had(model.config)
+        _LOADED[model] = loaded, addresses, _point(loaded, model)
+    return loaded.run
+
+
+def _had(config: GPTConfig) -> Any:
+    """Load the compiled step of these sizes, which is made where there is none yet."""
+    waiting = error_console().status("compiling the decode step, once; this takes half a minute")
+    try:
+        return kept(_name(config), partial(_compile, config), partial(_load, config), waiting)
+    except Exception as error:  # a compiler fails in more ways than can be listed
+        raise Unavailable(cause(error)) from error
+
+
+def _load(config: GPTConfig, folder: Path) -> Any:
+    """Load a compiled step, and hold it against a model."""
+    # What `aoti_load_package` does too, after it has compiled probes to warn of another processor.
+    loader = torch._C._aoti.AOTIModelPackageLoader
+    loaded = loader(str(folder / FILE), "model", False, 1, -1)  # one thread at a time, on the CPU
+
+    def step(token: int, at: int, kv: Tensor) -> tuple[Tensor, Tensor]:
+        now = (torch.tensor([[token]], device="cpu"), torch.tensor([at], device="cpu"))
+        logits, made = loaded.run([*now, kv])
+        return logits, made.view_as(kv.narrow(3, at, 1))
+
+    def pointed(model: GPT) -> Step:
+        alive.append(_point(loaded, model))
+        return step
+
+    alive: list[dict[str, Tensor]] = []
+    check_step(config, pointed)
+    return loaded
+
+
+def _point(loaded: Any, model: GPT) -> dict[str, Tensor]:
+    """Point a compiled step at a model's weights, and return them: they must live as long."""
     step = _Step(model)
     # Weights that two modules share have a name in each.
     weights = dict(step.named_parameters(remove_duplicate=False)) | dict(step.named_buffers())
-    constants = {name: weights[name].detach() for name in loaded.get_constant_fqns()}
+    names = set(loaded.get_constant_fqns())
+    if names != weights.keys():
+        raise Unavailable(f"the compiled step holds {sorted(names ^ weights.keys())} itself")
+    constants = {name: weights[name].detach() for name in names}
     borrowed = {name: _borrowed(weight) for name, weight in constants.items()}
-    loaded.load_constants(borrowed, check_full_update=True, user_managed=True)
-    _LOADED[model] = loaded, addresses, constants
-    return loaded.loader.run
+    loaded.load_constants(borrowed, False, True, True)  # in use, all of them, without a copy
+    return constants
 
 
 def _borrowed(weight: Tensor) -> Tensor:
@@ -150,63 +177,60 @@ def _borrowed(weight: Tensor) -> Tensor:
     return torch.frombuffer(memory, dtype=weight.dtype).view(weight.shape)
 
 
-@cache
-def _compile(config: GPTConfig) -> tuple[Path | None, str]:
-    """Find the compiled step of these sizes, or make it; None and the reason where that fails."""
-    path = cache_folder() / f"decode-{_key(config)}.pt2"
-    if path.exists():
-        return path, ""
-    console = Console(stderr=True)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            console.status("compiling the decode step, once; this takes half a minute"),
-            tempfile.TemporaryDirectory(dir=path.parent) as folder,
-            torch.inference_mode(False),
-            torch.no_grad(),
-            torch.random.fork_rng(devices=[]),
-            torch.device("cpu"),  # whatever the caller's default is
-            warnings.catch_warnings(action="ignore"),  # torch's, about its own parts
-        ):
-            sizes = (config.n_layer, 2, config.n_head, config.block_size, config.head_dim)
-            step = _Step(GPT(config)).to("cpu", torch.float32).eval()
-            example = (
-                torch.zeros(1, 1, dtype=torch.int64),
-                torch.zeros(1, dtype=torch.int64),
-                torch.zeros(sizes, dtype=torch.float32),
-            )
-            made = torch._inductor.aoti_compile_and_package(
+def _compile(config: GPTConfig, folder: Path) -> None:
+    """Compile the step of these sizes into a file."""
+    from torch._inductor.utils import clear_caches
+
+    sizes = (config.n_layer, 2, config.n_head, config.block_size, config.head_dim)
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[]),
+        torch.device("cpu"),  # whatever the caller's default is
+        warnings.catch_warnings(action="ignore"),  # torch's, about its own parts
+    ):
+        step = _Step(GPT(config)).to("cpu", torch.float32).eval()
+        example = (
+            torch.zeros(1, 1, dtype=torch.int64),
+            torch.zeros(1, dtype=torch.int64),
+            torch.zeros(sizes, dtype=torch.float32),
+        )
+        clear_caches()  # what torch remembers of other folders, and then of this one
+        try:
+            torch._inductor.aoti_compile_and_package(
                 torch.export.export(step, example),
-                package_path=str(Path(folder) / path.name),
+                package_path=str(folder / FILE),
                 inductor_configs=dict(INDUCTOR),  # it is written to
             )
-            Path(made).replace(path)  # whole or not at all
-    except Exception as error:  # a compiler fails in more ways than can be listed
-        first = str(error).strip().partition("\n")[0]
-        return None, f"{type(error).__name__}: {first}"
-    return path, ""
+        finally:
+            clear_caches()
 
 
-def _key(config: GPTConfig) -> str:
+def _name(config: GPTConfig) -> str | None:
     """Name everything that the compiled file depends on; the weights are not among it."""
-    told = [
+    return name_of(
+        "decode",
         torch.__version__,
-        platform.platform(),
-        _processor(),
+        "float32",
         asdict(replace(config, dropout=0.0)),  # no dropout in a decode step
         INDUCTOR,
-        inspect.getsource(_Step),
-        inspect.getsource(_matvec),
+        _settings(),
+        code_of(_Step.__init__, _Step.forward, _matvec),
+    )
+
+
+def _settings() -> list[object]:
+    """List what the caller has set for the compiler, the compiler itself among it."""
+    told = [
+        (name, value)
+        for name, value in sorted(os.environ.items())
+        if name in ("CXX", "ATEN_CPU_CAPABILITY") or name.startswith("TORCHINDUCTOR_")
+        if name != "TORCHINDUCTOR_CACHE_DIR"
     ]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:20]
-
-
-def _processor() -> str:
-    """Tell apart processors whose instructions differ: the compiler uses all that it finds."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return "\n".join(
-            sorted({line for line in lines if line.startswith(("model name", "flags"))})
-        )
-    except OSError:
-        return platform.processor()
+    # Importing it takes a second; before that, nobody has changed a setting.
+    inductor = sys.modules.get("torch._inductor.config")
+    if inductor is not None:
+        for name, value in inductor.save_config_portable().items():
+            if value != inductor._config[name].default:
+                told.append((name, value))
+    return told

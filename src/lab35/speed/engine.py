@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -9,9 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lab35.cache import KVCache
-from lab35.model import GPT, Block
+from lab35.model import GPT, Block, GPTConfig
 
 EPS = 1e-5  # of every LayerNorm
+
+Step = Callable[[int, int, Tensor], tuple[Tensor, Tensor]]
+"""One token, its position and the cache, to its logits and its own keys and values."""
 
 
 class Engine:
@@ -122,3 +127,40 @@ def parts_of(block: Block) -> tuple[nn.Module, ...]:
 def pair(part: nn.Linear | nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """Return a part's weight and bias as plain tensors, on the same memory."""
     return part.weight.detach(), part.bias.detach()
+
+
+def check_step(config: GPTConfig, make: Callable[[GPT], Step]) -> None:
+    """Hold a step of machine code once against a model with random weights.
+
+    All weights are random, biases too: what a compiler has taken for a constant shows.
+
+    Args:
+        config: The sizes.
+        make: Takes the model and returns its step. That takes a token, its position, and the keys
+            and values before it, (L, 2, H, T, D), and returns the logits, V in any shape, and the
+            token's own keys and values, (L, 2, H, 1, D).
+
+    Raises:
+        RuntimeError: If they differ by more than rounding.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode(False):
+        model = GPT(replace(config, dropout=0.0)).to(torch.float32).eval()
+        for weight in model.parameters():
+            nn.init.normal_(weight, std=0.3)
+        idx = torch.randint(config.vocab_size, (1, config.block_size))
+    step = make(model)
+    with torch.inference_mode():
+        stored = KVCache.for_model(model, 1, config.block_size)
+        logits = model(idx, cache=stored)[0][0]  # (T, V)
+        kv = torch.cat((stored.k, stored.v), dim=1)  # (L, 2, H, T, D)
+        for at in {0, config.block_size // 2, config.block_size - 1}:
+            past = kv.clone()
+            past.narrow(3, at, 1).zero_()  # what the step makes itself
+            found, made = step(idx[0, at].item(), at, past)
+            for name, one, other in (
+                ("logits", found.view(-1), logits[at]),
+                ("keys and values", made, kv.narrow(3, at, 1)),
+            ):
+                difference = ((one - other).abs().max() / other.abs().max().clamp(min=1)).item()
+                if not difference < 1e-3:  # NaN is not
+                    raise RuntimeError(f"its {name} differ from the model's by {difference:.1e}")

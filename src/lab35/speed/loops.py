@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
-from functools import cache
-from types import FunctionType
+from functools import cache, partial
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
-from lab35.model import GPT
-from lab35.speed.engine import EPS, Engine, padded, pair, parts_of
-from lab35.speed.storage import ONE_AT_A_TIME, cache_folder
+from lab35.model import GPT, GPTConfig
+from lab35.speed.engine import EPS, Engine, Step, check_step, padded, pair, parts_of
+from lab35.speed.storage import ONE_AT_A_TIME, Unavailable, cause, code_of, kept, name_of
+from lab35.terminal import error_console
 
 f32, i32 = np.float32, np.int32  # a bare 1.0 is a float64, and would make its whole sum one
 
@@ -154,19 +157,9 @@ class Jitted(Engine):
 
     def __init__(self, model: GPT, max_len: int | None = None) -> None:
         super().__init__(model, max_len)
-        blocks = tuple(_arrays(*parts_of(block)) for block in model.blocks)
-        wte, wpe = (table.weight.detach().numpy() for table in (model.wte, model.wpe))
-        self.weights = (wte, wpe, blocks, _arrays(model.ln_f))
+        self.weights = _weights(model)
         with ONE_AT_A_TIME:
-            self.run = _jitted()
-        if not self.run.signatures:  # the first step of a process compiles, or reads what was kept
-            self._warm_up()
-
-    def _warm_up(self) -> None:
-        config, console = self.config, Console(stderr=True)
-        sizes = (config.n_layer, 2, config.n_head, 1, config.head_dim)
-        with console.status("getting the loops ready; the first time takes some seconds"):
-            self.run(0, 0, *self.weights, np.zeros(sizes, f32))
+            self.run = _had(model.config)
 
     def _store(self, k: Tensor, v: Tensor) -> None:
         # (L, 2, H, max_len, D)
@@ -174,6 +167,13 @@ class Jitted(Engine):
 
     def _step(self, token: Tensor, at: int) -> Tensor:
         return torch.from_numpy(self.run(token.item(), at, *self.weights, self.kv))
+
+
+def _weights(model: GPT) -> tuple:
+    """Lay out all weights as `_decode` takes them, on the same memory."""
+    blocks = tuple(_arrays(*parts_of(block)) for block in model.blocks)
+    wte, wpe = (table.weight.detach().numpy() for table in (model.wte, model.wpe))
+    return wte, wpe, blocks, _arrays(model.ln_f)
 
 
 def _arrays(*parts: nn.Module) -> tuple[np.ndarray, ...]:
@@ -185,37 +185,77 @@ LOOPS = {part.__name__: part for part in (_exp, _norm, _add_matvec, _gelu, _atte
 
 
 @cache
-def _jitted() -> Callable[..., np.ndarray]:
+def _had(config: GPTConfig) -> Callable[..., np.ndarray]:
     """Compile `_decode`, or take what an earlier process compiled."""
+    waiting = error_console().status("getting the loops ready, once; this takes some seconds")
     try:
-        cache_folder().mkdir(parents=True, exist_ok=True)
-        return _jit(LOOPS, keep=True)
-    except (OSError, RuntimeError):  # there is no place to keep it
-        return _jit(LOOPS, keep=False)
+        numba = _numba()
+        name = name_of(
+            "loops",
+            (numba.__version__, sys.version, np.__version__),
+            __file__,  # numba finds a function again by its place
+            config.n_layer,  # the other sizes are no part of the code
+            code_of(*LOOPS.values()),
+        )
+        return kept(name, lambda folder: None, partial(_load, config), waiting)
+    except Exception as error:  # a damaged installation fails in more ways than can be listed
+        raise Unavailable(cause(error)) from error
 
 
-def _jit(loops: Mapping[str, Callable], *, keep: bool) -> Callable[..., np.ndarray]:
-    """Hand functions to numba, which compiles them when they are first called.
-
-    What is kept is found again by the place of `_decode` in its file, and not by the functions that
-    it calls: only the ones of this file may be kept.
-    """
+def _numba() -> ModuleType:
     try:
         import numba
     except ImportError as error:
-        raise RuntimeError(f"{error}; pip install numba") from None
+        raise Unavailable(f"{error}; pip install numba") from None
+    if numba.config.DISABLE_JIT:
+        raise Unavailable("NUMBA_DISABLE_JIT is set")
+    return numba
+
+
+def _load(config: GPTConfig, folder: Path) -> Callable[..., np.ndarray]:
+    """Let numba compile into a folder, or load from it, and hold the loops against a model."""
+    known = Path(_decode.__code__.co_filename).exists()  # else numba keeps nothing
+    jitted = _jit(LOOPS, folder if known else None)
+
+    def pointed(model: GPT) -> Step:
+        weights = _weights(model)
+
+        def step(token: int, at: int, kv: Tensor) -> tuple[Tensor, Tensor]:
+            logits = jitted["_decode"](token, at, *weights, kv.numpy())
+            return torch.from_numpy(logits), kv.narrow(3, at, 1)
+
+        return step
+
+    check_step(config, pointed)
+    for part in jitted.values():
+        part._cache.disable()  # the folder does not stay
+    return jitted["_decode"]
+
+
+def _jit(loops: Mapping[str, Callable], folder: Path | None = None) -> dict[str, Any]:
+    """Hand functions to numba, which compiles them when they are first called.
+
+    What is kept in a folder is found again by the place of `_decode` in its file, and not by the
+    functions that it calls: only the ones of this file may be kept.
+    """
+    numba = _numba()
     # Compiled functions call compiled ones, so each is defined again, in a namespace of their own.
     # The ones above stay plain Python, to be stepped through, and nothing imports numba before.
     names = dict(globals())
-    before = numba.config.CACHE_DIR
+    settings = {"CACHE_DIR": str(folder or ""), "CACHE_LOCATOR_CLASSES": ""}
+    before = {name: getattr(numba.config, name, "") for name in settings}
     try:
-        numba.config.CACHE_DIR = before or str(cache_folder())  # read by njit
+        for name, value in settings.items():  # read by njit
+            setattr(numba.config, name, value)
         # Sums may be taken in any order, or nothing would vectorise; NaN stays NaN.
         jit = numba.njit(
-            cache=keep, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"}
+            cache=folder is not None,
+            error_model="numpy",
+            fastmath={"reassoc", "contract", "nsz", "arcp"},
         )
         for name, part in loops.items():
             names[name] = jit(FunctionType(part.__code__, names, name))
     finally:
-        numba.config.CACHE_DIR = before
-    return names["_decode"]
+        for name, value in before.items():
+            setattr(numba.config, name, value)
+    return {name: names[name] for name in loops}

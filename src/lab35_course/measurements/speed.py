@@ -452,9 +452,7 @@ def compiled(size: Size) -> Data:
                 patch.dict(compiled_rung.INDUCTOR, options),
                 patch.object(compiled_rung, "_matvec", matvec),
             ):
-                compiled_rung._compile.cache_clear()
                 decoders[name] = Compiled(copy.deepcopy(model))
-        compiled_rung._compile.cache_clear()
         decoders["`torch.compile` at run time"] = _JustInTime(model)
     return {"samples": size.pick(21, 2), "rows": _time_steps(decoders, prompt, size)}
 
@@ -468,7 +466,7 @@ def compiled_table(data: Data) -> Table:
 def _with_loop(model: GPT, name: str, loop: Callable) -> Jitted:
     """Make the rung of plain loops with one of them in another form."""
     engine = Jitted(model)
-    engine.run = _jit(LOOPS | {name: loop}, keep=False)
+    engine.run = _jit(LOOPS | {name: loop})["_decode"]
     return engine
 
 
