@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,7 @@ def test_round_trip(tokenizer: Tokenizer, text: str) -> None:
 @given(ids=st.lists(st.integers(0, 510), max_size=20))
 def test_decoding_is_the_library_s(tokenizer: Tokenizer, ids: list[int]) -> None:
     """Any ids, valid UTF-8 or not, decode to what the `tokenizers` library makes of them."""
-    library = tokenizers.Tokenizer.from_file(str(ASSETS / TOKENIZER_FILE))
-    assert tokenizer.decode(ids) == library.decode(ids)
+    assert tokenizer.decode(ids) == shipped().decode(ids)
 
 
 def test_a_character_may_be_cut(tokenizer: Tokenizer) -> None:
@@ -109,9 +109,94 @@ def test_other_bad_input_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
         Tokenizer.from_file(tmp_path / "broken.json")
     with pytest.raises(ValueError, match=r"path must be a tokenizer file, got .*missing\.json"):
         Tokenizer.from_file(tmp_path / "missing.json")
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(ValueError, match=r"path must be a tokenizer file, got .*folder\.json"):
+        Tokenizer.from_file(tmp_path / "folder.json")
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"né": 0}, unk_token="né"))
-    with pytest.raises(ValueError, match="backend must hold the token"):
+    with pytest.raises(ValueError, match="pre_tokenizer must be ByteLevel"):
         Tokenizer(words)
-    words.add_special_tokens(["<|endoftext|>", "a b"])
-    with pytest.raises(ValueError, match="backend must be byte-level, got token 2 = 'a b'"):
-        Tokenizer(words)
+
+
+def shipped() -> tokenizers.Tokenizer:
+    """Load the course's tokenizer as the library does."""
+    return tokenizers.Tokenizer.from_file(str(ASSETS / TOKENIZER_FILE))
+
+
+@given(text=TEXT)
+def test_truncation_and_padding_are_off(text: str) -> None:
+    """A file that was saved with both, for batches, loses no text and adds none."""
+    backend = shipped()
+    backend.enable_truncation(4)
+    backend.enable_padding(length=16, pad_id=0, pad_token="!")
+    tokenizer = Tokenizer.from_bytes(backend.to_str().encode())
+    assert text == tokenizer.decode(tokenizer.encode(text))
+    assert Tokenizer(backend).encode(text) == tokenizer.encode(text)
+    assert backend.truncation is not None, "the caller's own is left alone"
+
+
+def edited(**parts: object) -> bytes:
+    """Give the course's tokenizer file with parts replaced; `model` is merged into the model."""
+    layout = json.loads(shipped().to_str())
+    layout["model"] |= parts.pop("model", {})
+    return json.dumps(layout | parts).encode()
+
+
+BYTE_LEVEL = {
+    "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True
+}  # fmt: skip
+END = {
+    "id": 511, "content": "<|endoftext|>", "single_word": False, "lstrip": False, "rstrip": False,
+    "normalized": False, "special": True,
+}  # fmt: skip
+
+CHANGES_TEXT = {
+    "lower case": {"normalizer": {"type": "Lowercase"}},
+    "composed": {"normalizer": {"type": "NFC"}},
+    "stripped": {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
+    "a space before": {"pre_tokenizer": BYTE_LEVEL | {"add_prefix_space": True}},
+    "no pre-tokenizer": {"pre_tokenizer": None},
+    "words": {"pre_tokenizer": {"type": "Whitespace"}},
+    "a sequence": {
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}]}
+    },
+    "tokens added around": {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}],
+            "pair": [],
+            "special_tokens": {
+                "<|endoftext|>": {"id": "<|endoftext|>", "ids": [511], "tokens": ["<|endoftext|>"]}
+            },
+        }
+    },
+    "dropout": {"model": {"dropout": 0.5}},
+    "a prefix": {"model": {"continuing_subword_prefix": "##"}},
+    "a suffix": {"model": {"end_of_word_suffix": "</w>"}},
+    "another model": {"model": {"type": "WordPiece"}},
+    "another added token": {"added_tokens": [END, END | {"id": 512, "content": "<pad>"}]},
+    "end-of-text as text": {"added_tokens": [END | {"special": False}]},
+    "no end-of-text": {"added_tokens": []},
+    "a hole": {"added_tokens": [END | {"id": 600}]},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_TEXT)
+def test_a_file_that_would_change_text_is_refused(change: str) -> None:
+    """What rewrites, drops or adds text is named in one line, and is not run."""
+    with pytest.raises(ValueError, match=r"^[^\n]{1,300}$"):
+        Tokenizer.from_bytes(edited(**CHANGES_TEXT[change]))
+
+
+@given(text=TEXT)
+def test_a_harmless_file_keeps_every_text(text: str) -> None:
+    """Parts that cannot change the text may stay: offsets, an unknown token, another id order."""
+    harmless = edited(post_processor=BYTE_LEVEL | {"trim_offsets": False}, decoder=None)
+    tokenizer = Tokenizer.from_bytes(harmless)
+    assert text == tokenizer.decode(tokenizer.encode(text))
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"3", b"null", b"\xff", b"[" * 100_000, b"{}"])
+def test_contents_that_are_no_tokenizer(data: bytes) -> None:
+    """Foreign contents are a ValueError, whatever they do to a parser."""
+    with pytest.raises(ValueError):  # noqa: PT011
+        Tokenizer.from_bytes(data)

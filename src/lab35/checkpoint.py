@@ -10,6 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-from safetensors.torch import load_file, save_file
+import safetensors.torch
+import torch
+from torch import Tensor
 
 from lab35.model import GPT, GPTConfig
 from lab35.tokenizer import Tokenizer
@@ -36,38 +41,43 @@ ASSETS = Path(__file__).parent / "assets"
 MODEL_FILE = "model.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 DIGESTS_FILE = "SHA256SUMS"
+FILES = (MODEL_FILE, TOKENIZER_FILE, DIGESTS_FILE)
+
+INCOMING = ".incoming"
+"""Folder of a checkpoint that is whole, and on its way into its place; see `save_checkpoint`."""
 
 
 class CheckpointError(Exception):
     """A checkpoint's file is missing, damaged, or not the one that was saved."""
 
 
+# --- Reading -------------------------------------------------------------------------------------
+
+
 def load_pretrained(path: str | Path | None = None) -> tuple[GPT, Tokenizer]:
     """Load a model and its tokenizer, after checking the digest of both files.
+
+    Each file is read once: what is parsed are the very bytes whose digest was right.
 
     Args:
         path: A folder that `save_checkpoint` wrote. Defaults to the checkpoint of the course.
 
     Returns:
-        The model in eval mode, and the tokenizer.
+        The model in eval mode, in float32, and the tokenizer.
 
     Raises:
-        CheckpointError: If a file is missing, its sha256 differs from the recorded one, or the
-            files do not fit each other.
+        CheckpointError: If a file is missing or cannot be read, its sha256 differs from the
+            recorded one, or the files do not fit each other.
     """
     folder = ASSETS if path is None else Path(path)
     digests = read_digests(folder)
-    for name in (MODEL_FILE, TOKENIZER_FILE):
-        _check_digest(folder / name, digests.get(name))
-    try:
-        model = GPT(GPTConfig(**_read_metadata(folder)["config"]))
-        model.load_state_dict(load_file(folder / MODEL_FILE))
-        tokenizer = Tokenizer.from_file(folder / TOKENIZER_FILE)
-    except (RuntimeError, TypeError, KeyError, ValueError, safetensors.SafetensorError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(
-            f"{folder}: not a lab35 checkpoint ({reason}); save it again"
-        ) from None
+    model_data, tokenizer_data = (
+        _checked(folder, name, digests) for name in (MODEL_FILE, TOKENIZER_FILE)
+    )
+    with _refusing(folder / MODEL_FILE):
+        model = _model(_metadata(model_data)["config"], safetensors.torch.load(model_data))
+    with _refusing(folder / TOKENIZER_FILE):
+        tokenizer = Tokenizer.from_bytes(tokenizer_data)
     if model.config.vocab_size != tokenizer.vocab_size:
         raise CheckpointError(
             f"{folder}: the model knows {model.config.vocab_size} tokens and the tokenizer "
@@ -86,66 +96,207 @@ def read_record(path: str | Path | None = None) -> dict[str, Any]:
         The record that the training script wrote.
 
     Raises:
-        CheckpointError: If the file is missing or holds no record.
+        CheckpointError: If the file is missing, or holds no record or one that is no object.
     """
     folder = ASSETS if path is None else Path(path)
-    try:
-        return _read_metadata(folder)["record"]
-    except (KeyError, ValueError, OSError, safetensors.SafetensorError) as error:
+    with _refusing(folder / MODEL_FILE):
+        record = _metadata(_read(folder, MODEL_FILE)).get("record")
+    if not isinstance(record, dict):
         raise CheckpointError(
-            f"{folder / MODEL_FILE}: no training record ({error}); save the checkpoint again"
-        ) from None
+            f"{folder / MODEL_FILE}: no training record, which must be an object, "
+            f"got {record!r:.40}; save the checkpoint again"
+        )
+    return record
 
 
 def read_digests(path: str | Path | None = None) -> dict[str, str]:
     """Read the recorded digests of a checkpoint's files.
 
+    Takes what `sha256sum --check` takes: text and binary mode, `--tag`, either case, comments.
+
     Args:
         path: A checkpoint folder. Defaults to the checkpoint of the course.
 
     Returns:
-        The sha256 of each file by its name, in hexadecimal.
+        The sha256 of each file by its name, in lower-case hexadecimal.
 
     Raises:
-        CheckpointError: If the list is missing or is none.
+        CheckpointError: If the list is missing or cannot be read, a line is not one of these, or
+            two lines disagree.
     """
-    listed = (ASSETS if path is None else Path(path)) / DIGESTS_FILE
+    folder = ASSETS if path is None else Path(path)
+    listed = folder / DIGESTS_FILE
     try:
-        pairs = [line.split(maxsplit=1) for line in listed.read_text().splitlines()]
-        return {name: digest for digest, name in pairs}
-    except OSError:
+        lines = _read(folder, DIGESTS_FILE).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{listed}: not a sha256sum file ({error})") from None
+    digests: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        found = _PLAIN_LINE.fullmatch(line) or _TAGGED_LINE.fullmatch(line)
+        if found is None:
+            raise CheckpointError(
+                f"{listed}: not a sha256sum file, line {number} is {line!r:.60}; "
+                "save the checkpoint again"
+            )
+        name, digest = os.path.normpath(found["name"]), found["digest"].lower()
+        if digests.setdefault(name, digest) != digest:
+            raise CheckpointError(f"{listed}: line {number} gives {name} a second digest")
+    return digests
+
+
+# `DIGEST  NAME`, with ` *` in binary mode; and `SHA256 (NAME) = DIGEST`, which --tag writes.
+_PLAIN_LINE = re.compile(r"\s*(?P<digest>[0-9a-fA-F]{64}) [ *](?P<name>.+?)\s*")
+_TAGGED_LINE = re.compile(r"\s*SHA256 \((?P<name>.+)\) = (?P<digest>[0-9a-fA-F]{64})\s*")
+
+
+def _read(folder: Path, name: str) -> bytes:
+    """Read one file of a checkpoint; what a save has not yet moved into its place comes first."""
+    path = folder / name
+    for place in (folder / INCOMING / name, path):
+        try:
+            if stat.S_ISREG(place.stat().st_mode):  # a pipe would be waited for
+                return place.read_bytes()
+            reason = "not a regular file"
+        except FileNotFoundError:
+            reason = (
+                f"missing; give a folder with {MODEL_FILE}, {TOKENIZER_FILE} and {DIGESTS_FILE}"
+            )
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+            reason = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+    raise CheckpointError(f"{path}: {reason}")
+
+
+def _checked(folder: Path, name: str, digests: dict[str, str]) -> bytes:
+    """Read a file whose digest must be the recorded one."""
+    remedy = "restore the file, or save the checkpoint again"
+    if name not in digests:
+        raise CheckpointError(f"{folder / DIGESTS_FILE}: no digest for {name}; {remedy}")
+    data = _read(folder, name)
+    found = hashlib.sha256(data).hexdigest()
+    if found != digests[name]:
         raise CheckpointError(
-            f"{listed}: missing; give a folder with {MODEL_FILE}, {TOKENIZER_FILE} "
-            f"and {DIGESTS_FILE}"
-        ) from None
-    except ValueError:
+            f"{folder / name}: expected sha256 {digests[name]}, found {found}; {remedy}"
+        )
+    return data
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Turn whatever foreign contents do to a parser into one clear line."""
+    wrong = (ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError)
+    try:
+        yield
+    except (*wrong, RuntimeError, safetensors.SafetensorError) as error:  # RecursionError too
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointError(
-            f"{listed}: not a sha256sum file; save the checkpoint again"
+            f"{path}: not a lab35 checkpoint ({reason:.200}); save it again"
         ) from None
+
+
+def _metadata(data: bytes) -> dict[str, Any]:
+    """Parse the JSON texts that stand in a safetensors header: its length, then itself."""
+    size = int.from_bytes(data[:8], "little")
+    told = json.loads(data[8 : 8 + min(size, len(data))]).get("__metadata__") or {}
+    return {name: json.loads(value) for name, value in told.items()}
+
+
+def _model(config: dict[str, Any], weights: dict[str, Tensor]) -> GPT:
+    """Build a model around weights that fit it; nothing is made before they are known to."""
+    sizes = GPTConfig(**config)
+    # A layer has several tensors: this bounds the sizes by the file's before they are multiplied.
+    if sizes.n_layer > len(weights):
+        raise ValueError(f"n_layer={sizes.n_layer} does not fit {len(weights)} tensors")
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    expected = _shapes(sizes)
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise ValueError(f"{name} must have shape {expected.get(name)}, got {found.get(name)}")
+        if weights[name].dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise ValueError(f"{name} must be float32, bfloat16 or float16")
+    model = GPT(sizes)
+    model.load_state_dict(weights)
+    return model
+
+
+def _shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
+    """List the shape of every weight of a GPT by its name, without making any."""
+    C = config.n_embd
+    parts = {
+        "ln_1": (C,), "attn.qkv": (3 * C, C), "attn.proj": (C, C),
+        "ln_2": (C,), "fc": (4 * C, C), "proj": (C, 4 * C),
+    }  # fmt: skip
+    shapes = {"wte.weight": (config.vocab_size, C), "wpe.weight": (config.block_size, C)}
+    shapes |= {"ln_f.weight": (C,), "ln_f.bias": (C,)}
+    for layer in range(config.n_layer):
+        for name, shape in parts.items():
+            shapes[f"blocks.{layer}.{name}.weight"] = shape
+            shapes[f"blocks.{layer}.{name}.bias"] = shape[:1]
+    return shapes
+
+
+# --- Writing -------------------------------------------------------------------------------------
 
 
 def save_checkpoint(
     path: str | Path, model: GPT, tokenizer: Tokenizer, record: dict[str, Any]
 ) -> None:
-    """Write a checkpoint folder; each file appears whole or not at all.
+    """Write a checkpoint folder; whatever interrupts it, the old one or the new one is there whole.
+
+    The three files are written into a folder of their own, which then gets the name `.incoming` in
+    one step: from here on the new checkpoint counts, and loading looks there first. What is left is
+    to move each file into its place. A save that was killed on the way is completed by the next.
 
     Args:
-        path: The folder, made if it does not exist.
+        path: The folder, made if it does not exist. Other files in it are left alone.
         model: The model to save.
         tokenizer: Its tokenizer.
         record: How it was trained; anything that JSON can hold.
+
+    Raises:
+        ValueError: If a weight is NaN or infinite: it would replace a good one.
+        OSError: If the folder cannot be written, or is full; nothing new is left in it.
     """
     folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
-    metadata = {"config": json.dumps(asdict(model.config)), "record": json.dumps(record)}
-    with replacing(folder / MODEL_FILE) as temporary:
-        save_file(weights, temporary, metadata=metadata)
-    with replacing(folder / TOKENIZER_FILE) as temporary:
-        tokenizer.save(temporary)
-    lines = [f"{_sha256(folder / name)}  {name}\n" for name in (MODEL_FILE, TOKENIZER_FILE)]
-    with replacing(folder / DIGESTS_FILE) as temporary:
-        temporary.write_text("".join(lines))
+    for name, tensor in weights.items():
+        if not tensor.isfinite().all():
+            raise ValueError(f"model must hold finite weights, got others in {name}")
+    metadata = {"config": _json(asdict(model.config)), "record": _json(record)}
+    contents = {
+        MODEL_FILE: safetensors.torch.save(weights, metadata=metadata),
+        TOKENIZER_FILE: tokenizer.to_bytes(),
+    }
+    lines = [f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in contents.items()]
+    contents[DIGESTS_FILE] = "".join(lines).encode()
+
+    folder.mkdir(parents=True, exist_ok=True)
+    _complete(folder)
+    written = Path(tempfile.mkdtemp(dir=folder, prefix=".writing-"))
+    try:
+        for name, data in contents.items():
+            with (written / name).open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())  # on the disk before anything points at it
+        written.replace(folder / INCOMING)  # the new checkpoint counts
+    finally:
+        shutil.rmtree(written, ignore_errors=True)
+    _complete(folder)
+
+
+def _json(told: dict[str, Any]) -> str:
+    return json.dumps(told, allow_nan=False)
+
+
+def _complete(folder: Path) -> None:
+    """Move the files of a checkpoint that counts into their places, and sweep what a kill left."""
+    for name in FILES:
+        if (folder / INCOMING / name).exists():
+            (folder / INCOMING / name).replace(folder / name)
+    for leftover in (folder / INCOMING, *folder.glob(".writing-*")):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextmanager
@@ -167,25 +318,3 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _check_digest(path: Path, expected: str | None) -> None:
-    remedy = "restore the file, or save the checkpoint again"
-    if expected is None:
-        raise CheckpointError(f"{path.parent / DIGESTS_FILE}: no digest for {path.name}; {remedy}")
-    try:
-        found = _sha256(path)
-    except OSError:
-        raise CheckpointError(f"{path}: missing; expected sha256 {expected}; {remedy}") from None
-    if found != expected:
-        raise CheckpointError(f"{path}: expected sha256 {expected}, found {found}; {remedy}")
-
-
-def _read_metadata(folder: Path) -> dict[str, Any]:
-    with safetensors.safe_open(folder / MODEL_FILE, framework="pt") as file:
-        return {name: json.loads(value) for name, value in (file.metadata() or {}).items()}

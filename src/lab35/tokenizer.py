@@ -14,8 +14,11 @@ assert [tokenizer.token_bytes(i) for i in ids] == [bytes([0xE2, 0x80]), bytes([0
 
 from __future__ import annotations
 
+import json
+import reprlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -23,7 +26,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 __all__ = ["END_OF_TEXT", "Tokenizer"]
 
 END_OF_TEXT = "<|endoftext|>"
-"""How the token that ends a text is spelled; it has the last id."""
+"""How the token that ends a text is spelled; `Tokenizer.train` gives it the last id."""
 
 
 def _symbol_to_byte() -> dict[str, int]:
@@ -38,34 +41,98 @@ def _symbol_to_byte() -> dict[str, int]:
     return alphabet | {chr(0x100 + i): byte for i, byte in enumerate(rest)}
 
 
+SYMBOL_TO_BYTE = _symbol_to_byte()
+
+
+def _check_layout(layout: dict[str, Any]) -> dict[str, int]:
+    """Refuse a tokenizer that could lose or change text, and return its ids by token.
+
+    `tokenizers` files can hold much more than a vocabulary, and nearly all of it can change the
+    text: a normalizer rewrites it, other pre-tokenizers drop spaces, a post-processor adds tokens,
+    BPE dropout splits at random. So the few parts that keep every byte are listed here, and the
+    rest is refused. The layout is checked before the library reads it, because there a
+    `continuing_subword_prefix` can end the process.
+
+    Args:
+        layout: The contents of a `tokenizer.json`.
+
+    Raises:
+        ValueError: If a part is not one of those.
+    """
+
+    def require(fits: bool, part: str, rule: str, got: object) -> None:
+        if not fits:
+            raise ValueError(f"{part} must be {rule}, got {reprlib.repr(got)}")
+
+    def is_byte_level(part: Any) -> bool:
+        return isinstance(part, dict) and part.get("type") == "ByteLevel"
+
+    # The parts around the model.
+    before, after, model = (layout.get(n) for n in ("pre_tokenizer", "post_processor", "model"))
+    require(layout.get("normalizer") is None, "normalizer", "null", layout.get("normalizer"))
+    byte_level = is_byte_level(before) and before.get("add_prefix_space") is False
+    require(byte_level, "pre_tokenizer", "ByteLevel with add_prefix_space false", before)
+    # A byte-level post-processor only shifts offsets, which nobody reads here.
+    require(after is None or is_byte_level(after), "post_processor", "null or ByteLevel", after)
+
+    # The model. Its `unk_token` and `byte_fallback` may stay: with all 256 bytes in the vocabulary,
+    # nothing is unknown.
+    is_bpe = isinstance(model, dict) and model.get("type", "BPE") == "BPE"
+    require(is_bpe, "model", "BPE", model)
+    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        require(not model.get(name), name, "null", model.get(name))
+    vocab = model.get("vocab")
+    require(isinstance(vocab, dict), "vocab", "an object", vocab)
+    lacking = SYMBOL_TO_BYTE.keys() - vocab.keys()
+    require(not lacking, "vocab", "one with all 256 bytes", sorted(lacking))
+
+    # Added tokens are looked for in the text before it is split into bytes. Only end-of-text may be
+    # one, and as a special token, which `encode` can be told to leave alone.
+    ids = dict(vocab)
+    for token in layout.get("added_tokens") or []:
+        is_end = token["content"] == END_OF_TEXT and token["special"] is True
+        require(is_end, "added token", f"{END_OF_TEXT!r} and special", token["content"])
+        ids[END_OF_TEXT] = token["id"]
+    require(END_OF_TEXT in ids, "vocab", f"one with {END_OF_TEXT!r}", sorted(ids))
+    # Two tokens of one id would encode as one and decode as the other.
+    whole = all(type(i) is int for i in ids.values()) and {*ids.values()} == {*range(len(ids))}
+    require(whole, "ids", f"0 to {len(ids) - 1}, each once", sorted(ids.values(), key=str))
+    for token in ids.keys() - {END_OF_TEXT}:
+        symbols = bool(token) and {*token} <= SYMBOL_TO_BYTE.keys()
+        require(symbols, f"token {ids[token]}", "made of byte symbols", token)
+    return ids
+
+
 class Tokenizer:
     """Encode and decode with a trained byte-level BPE.
 
+    `decode(encode(text)) == text` holds for every text. What would break that is refused, except
+    for truncation and padding: they shape batches and say nothing about the text, so they are off.
+
     Args:
-        backend: A `tokenizers.Tokenizer` with a byte-level pre-tokenizer and decoder.
+        backend: A `tokenizers.Tokenizer` with a byte-level pre-tokenizer. It is copied.
 
     Raises:
-        ValueError: If the backend has no end-of-text token, or a token is not made of byte symbols.
+        ValueError: If the backend has no end-of-text token, or could lose or change text.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        layout = json.loads(backend.to_str())
+        ids = _check_layout(layout)
+        # A copy, so that nobody switches truncation on behind our back.
+        backend = tokenizers.Tokenizer.from_str(json.dumps(layout))
+        backend.no_truncation()
+        backend.no_padding()
         # A prompt is text: "<|endoftext|>" typed by a user is thirteen characters, not a command.
         backend.encode_special_tokens = True
         self._backend = backend
-        eos_id = backend.token_to_id(END_OF_TEXT)
-        if eos_id is None:
-            raise ValueError(f"backend must hold the token {END_OF_TEXT!r}, got none")
-        self.eos_id: int = eos_id
-        symbols = _symbol_to_byte()
-        self._bytes: list[bytes] = []
-        for token_id in range(backend.get_vocab_size()):
-            token = backend.id_to_token(token_id)
-            if token_id == eos_id:
-                self._bytes.append(END_OF_TEXT.encode())
-            elif token is None or not set(token) <= symbols.keys():
-                raise ValueError(f"backend must be byte-level, got token {token_id} = {token!r}")
-            else:
-                self._bytes.append(bytes(symbols[symbol] for symbol in token))
+        self.eos_id: int = ids[END_OF_TEXT]
+        self._bytes = [b""] * len(ids)
+        for token, token_id in ids.items():
+            self._bytes[token_id] = bytes(SYMBOL_TO_BYTE.get(symbol, 0) for symbol in token)
+        self._bytes[self.eos_id] = END_OF_TEXT.encode()
+        if backend.get_vocab() != ids or self.eos_id in self.encode(END_OF_TEXT):
+            raise ValueError(f"merges must not build {END_OF_TEXT!r}, got some that do")
 
     @classmethod
     def from_file(cls, path: str | Path) -> Tokenizer:
@@ -80,11 +147,37 @@ class Tokenizer:
         Raises:
             ValueError: If the file cannot be read as a byte-level tokenizer.
         """
+        path = Path(path)
         try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
+            if path.exists() and not path.is_file():
+                raise ValueError("not a file")  # reading a pipe would wait for ever
+            return cls.from_bytes(path.read_bytes())
+        except (OSError, ValueError) as error:
             raise ValueError(f"path must be a tokenizer file, got {str(path)!r}: {error}") from None
-        return cls(backend)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Tokenizer:
+        """Load the contents of a `tokenizer.json`.
+
+        Args:
+            data: What the file holds.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            ValueError: If the contents are no byte-level tokenizer.
+        """
+        try:
+            layout = json.loads(data)
+            _check_layout(layout)
+            return cls(tokenizers.Tokenizer.from_str(json.dumps(layout)))
+        except (AttributeError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"not a tokenizer file ({error!r})") from None
+        except ValueError:
+            raise
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(str(error)) from None
 
     @classmethod
     def train(cls, text: str, merges: int = 255) -> Tokenizer:
@@ -124,7 +217,15 @@ class Tokenizer:
         Args:
             path: Where to write it.
         """
-        self._backend.save(str(path))
+        Path(path).write_bytes(self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """Give what `save` writes.
+
+        Returns:
+            The contents of a `tokenizer.json`.
+        """
+        return self._backend.to_str(pretty=True).encode()
 
     @property
     def vocab_size(self) -> int:
