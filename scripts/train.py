@@ -9,15 +9,19 @@ on it, and `training.safetensors`, from which `--resume` goes on as if nothing h
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import hashlib
 import json
 import math
+import os
 import platform
+import re
 import sys
-import urllib.error
+import tempfile
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -28,10 +32,10 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from lab35.checkpoint import replacing, save_checkpoint
+from lab35.checkpoint import FILES, CheckpointError, load_pretrained, replacing, save_checkpoint
 from lab35.model import GPT, GPTConfig
 from lab35.terminal import error_console
 from lab35.tokenizer import Tokenizer
@@ -40,6 +44,10 @@ EBOOK = "https://www.gutenberg.org/cache/epub/1661/pg1661.txt"
 CORPUS_SHA256 = "e21895308fe6da6919abc53e2cf77d81f914887897546153cc5d49b2eadefe50"
 STATE_FILE = "training.safetensors"
 HELD_OUT = 0.1
+
+
+class DivergedError(ValueError):
+    """The weights are lost: the loss is not finite any more."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,21 @@ class Recipe:
         for name in ("steps", "batch_size", "eval_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        # Asked this way round, NaN is refused too.
+        for name, low, high in (
+            ("learning_rate", 0, math.inf),
+            ("weight_decay", 0, math.inf),
+            ("final_fraction", 0, 1),
+            ("beta2", 0, 1),
+            ("dropout", 0, 1),
+            ("average_decay", 0, 1),
+            ("warmup", 0, math.inf),
+            ("seed", 0, 2**40),  # multiplied by a million, it must fit into 64 bits
+        ):
+            if not low <= getattr(self, name) < high:
+                raise ValueError(f"{name} must lie in [{low}, {high}), got {getattr(self, name)}")
+        if self.learning_rate == 0:
+            raise ValueError("learning_rate must be above 0, got 0: nothing would be learned")
 
     def rate(self, step: int) -> float:
         """Learning rate of a step: linear warm-up, then a cosine down to the final fraction."""
@@ -91,6 +114,18 @@ class Corpus:
             held_out=torch.tensor(tokenizer.encode(text[cut:])),
             held_out_bytes=len(text[cut:].encode()),
         )
+
+    def check(self, block_size: int) -> None:
+        """Refuse a text of which no window, or no held-out loss, can be taken.
+
+        Raises:
+            ValueError: If one of the two parts is too short.
+        """
+        if len(self.train) <= block_size or len(self.held_out) < 2:
+            raise ValueError(
+                f"corpus must give more than {block_size} tokens to train on and at least 2 held "
+                f"out, got {len(self.train)} and {len(self.held_out)}"
+            )
 
     def batch(self, recipe: Recipe, block_size: int, step: int) -> tuple[Tensor, Tensor]:
         """Draw the windows of one step; they depend on the seed and the step alone."""
@@ -131,7 +166,12 @@ class Run:
 
     @classmethod
     def start(cls, recipe: Recipe, corpus: Corpus, tokenizer: Tokenizer, config: GPTConfig) -> Run:
-        """Set up step 0 from the seed."""
+        """Set up step 0 from the seed.
+
+        Raises:
+            ValueError: If the corpus is too short for the sizes.
+        """
+        corpus.check(config.block_size)
         torch.manual_seed(recipe.seed)
         model = GPT(config)
         average = GPT(config)
@@ -148,13 +188,18 @@ class Run:
         return cls(recipe, corpus, tokenizer, model, average, optimizer)
 
     def advance(self) -> float:
-        """Take one optimizer step and return its training loss in nats a token."""
+        """Take one optimizer step and return its training loss in nats a token.
+
+        Raises:
+            DivergedError: If the loss is not finite.
+        """
         self.model.train()
         torch.manual_seed(self.recipe.seed * 1_000_003 + self.step)  # dropout, too, can be resumed
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.rate(self.step)
         idx, targets = self.corpus.batch(self.recipe, self.model.config.block_size, self.step)
         _, loss = self.model(idx, targets=targets)
+        self._check_finite("training", loss.item())
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -168,13 +213,25 @@ class Run:
         return loss.item()
 
     def evaluate(self, train_loss: float) -> bool:
-        """Add a point to the curve; True when the averaged weights are the best so far."""
+        """Add a point to the curve; True when the averaged weights are the best so far.
+
+        Raises:
+            DivergedError: If the held-out loss is not finite.
+        """
         nats = held_out_loss(self.average, self.corpus.held_out)
+        self._check_finite("held-out", nats)
         self.curve.append({"step": self.step, "train": train_loss, "held_out": nats})
         if nats >= self.best:
             return False
         self.best, self.best_step = nats, self.step
         return True
+
+    def _check_finite(self, name: str, nats: float) -> None:
+        if not math.isfinite(nats):
+            raise DivergedError(
+                f"the {name} loss is {nats} at step {self.step + 1}; lower the learning rate. "
+                "The folder keeps the best weights so far"
+            )
 
     def bits_per_byte(self, nats: float) -> float:
         """Turn nats a token into bits a byte of the held-out text."""
@@ -214,8 +271,9 @@ class Run:
             "corpus": self.corpus.sha256,
             "progress": json.dumps([self.step, self.best, self.best_step, self.curve]),
         }
+        folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / STATE_FILE) as temporary:
-            save_file(tensors, temporary, metadata=metadata)
+            temporary.write_bytes(save(tensors, metadata=metadata))
 
     def resume(self, folder: Path) -> None:
         """Continue where `save_state` stopped.
@@ -230,13 +288,25 @@ class Run:
                 metadata = file.metadata()
         except (OSError, safetensors.SafetensorError) as error:
             raise ValueError(f"resume needs {path}: {error}") from None
+        metadata = metadata or {}
         recipe = json.dumps(dataclasses.asdict(self.recipe))
-        if (metadata["recipe"], metadata["corpus"]) != (recipe, self.corpus.sha256):
-            raise ValueError(f"resume needs the recipe and corpus of {path}: {metadata['recipe']}")
+        if (metadata.get("recipe"), metadata.get("corpus")) != (recipe, self.corpus.sha256):
+            told = metadata.get("recipe", "no recipe")
+            raise ValueError(f"resume needs the recipe and corpus of {path}: {told}")
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
+        try:
+            self._take_over(part, metadata["progress"])
+        except (RuntimeError, LookupError, ValueError, TypeError) as error:
+            told = " ".join(str(error).split())
+            raise ValueError(
+                f"resume needs a state of these sizes in {path}: {told:.200}"
+            ) from None
+
+    def _take_over(self, part: Callable[[str], dict[str, Tensor]], progress: str) -> None:
+        """Put stored tensors and counts into their places."""
         self.model.load_state_dict(part("model."))
         self.average.load_state_dict(part("average."))
         state: dict[int, dict[str, Tensor]] = {}
@@ -244,26 +314,65 @@ class Run:
             index, name = key.split(".")
             state.setdefault(int(index), {})[name] = value
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
-        self.step, self.best, self.best_step, self.curve = json.loads(metadata["progress"])
+        self.step, self.best, self.best_step, self.curve = json.loads(progress)
 
 
 def read_corpus(path: Path | None, console: Console) -> str:
-    """Read the text, or fetch the book and take away Project Gutenberg's own words around it."""
+    """Read the text, or fetch the book and take away Project Gutenberg's own words around it.
+
+    A byte-order mark is no part of it, and every line ends in a line feed.
+
+    Raises:
+        ValueError: If there is no text to be had.
+    """
     if path is not None:
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            if not path.is_file() and path.exists():
+                raise OSError("not a regular file")  # a pipe would be waited for
+            text = path.read_bytes().decode("utf-8-sig")
+        except (OSError, ValueError) as error:
             raise ValueError(f"corpus must be a UTF-8 text file, got {path}: {error}") from None
     else:
         try:
             with urllib.request.urlopen(EBOOK, timeout=60) as response:
                 book = response.read().decode("utf-8-sig").replace("\r\n", "\n")
-        except (OSError, urllib.error.URLError) as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"corpus could not be fetched ({error}); give --corpus PATH") from None
-        text = book.split("***", 2)[2].split("*** END", 1)[0].strip() + "\n"
+        parts = re.split(r"\*\*\* ?(?:START|END)[^\n]*\*\*\*", book)
+        if len(parts) < 3:
+            raise ValueError(f"corpus must be the book at {EBOOK}; give --corpus PATH")
+        text = parts[1].strip() + "\n"
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     if hashlib.sha256(text.encode()).hexdigest() != CORPUS_SHA256:
         console.print("note: this is not the text of the course's own checkpoint")
     return text
+
+
+def check_out(out: Path, *, resume: bool, overwrite: bool) -> None:
+    """Refuse a folder that cannot be written, or whose weights would be lost.
+
+    Raises:
+        ValueError: If it is no folder, cannot be written, or holds a checkpoint that the caller
+            has not said what to do with.
+    """
+    try:
+        present = [name for name in (*FILES, STATE_FILE) if (out / name).exists()]
+        if present and not (resume or overwrite):
+            raise ValueError(
+                f"out must hold no checkpoint, got {out} with {', '.join(present)}; "
+                "give --resume to go on with it, --overwrite to replace it, or another folder"
+            )
+        made = [folder for folder in (out, *out.parents) if not folder.exists()]
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=out):
+                pass
+        finally:
+            for folder in made:  # from the innermost out: an error to come leaves nothing behind
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+    except OSError as error:
+        raise ValueError(f"out must be a folder that can be written, got {out}: {error}") from None
 
 
 def train(run: Run, out: Path, console: Console) -> None:
@@ -298,8 +407,6 @@ def train(run: Run, out: Path, console: Console) -> None:
             if not console.is_terminal:
                 console.print(line, highlight=False)
     # The best weights are saved already; give them the whole curve.
-    from lab35.checkpoint import load_pretrained
-
     best, tokenizer = load_pretrained(out)
     save_checkpoint(out, best, tokenizer, run.record())
 
@@ -310,7 +417,10 @@ def main(
         Path | None, typer.Option(help="Text to train on; by default the book is fetched.")
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on from the state in the folder.")] = False,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the checkpoint in the folder.")
+    ] = False,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = min(2, os.cpu_count() or 1),
     steps: Annotated[int, typer.Option(min=1)] = Recipe.steps,
     dropout: Annotated[float, typer.Option()] = Recipe.dropout,
     learning_rate: Annotated[float, typer.Option()] = Recipe.learning_rate,
@@ -319,8 +429,11 @@ def main(
 ) -> None:
     """Train a tokenizer and the 875,264-parameter model on one book."""
     console = error_console()
-    torch.set_num_threads(threads)
+    run = None
     try:
+        if threads > (os.cpu_count() or 1):
+            raise ValueError(f"threads must lie in [1, {os.cpu_count()}], got {threads}")
+        torch.set_num_threads(threads)
         recipe = Recipe(
             steps=steps,
             dropout=dropout,
@@ -328,6 +441,7 @@ def main(
             weight_decay=weight_decay,
             seed=seed,
         )
+        check_out(out, resume=resume, overwrite=overwrite)
         config = GPTConfig(dropout=recipe.dropout)
         text = read_corpus(corpus, console)
         tokenizer = Tokenizer.train(text, config.vocab_size - 257)
@@ -335,9 +449,14 @@ def main(
         if resume:
             run.resume(out)
         train(run, out, console)
-    except ValueError as error:
-        console.print(f"train: error: {error}", highlight=False, soft_wrap=True)
+    except (ValueError, CheckpointError, OSError) as error:
+        told = " ".join(str(error).split())
+        console.print(f"train: error: {told}", highlight=False, soft_wrap=True, markup=False)
         sys.exit(2)
+    except KeyboardInterrupt:
+        if run is not None and run.curve:
+            console.print(f"train: stopped after step {run.step}; --resume goes on")
+        sys.exit(130)
     console.print(
         f"best: step {run.best_step}, {run.best:.3f} nats a token, "
         f"{run.bits_per_byte(run.best):.3f} bits a byte, saved in {out}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -167,3 +168,156 @@ def test_a_log_holds_every_line_whatever_colour_is_wished(
         line.split(":")[0] for line in log.getvalue().splitlines()
     ]
     assert "\x1b" not in log.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("learning_rate", [math.nan, math.inf, -1.0, 0.0]),
+        ("weight_decay", [math.nan, math.inf, -0.1]),
+        ("dropout", [math.nan, -0.1, 1.0]),
+        ("beta2", [math.nan, 1.0]),
+        ("average_decay", [math.nan, 1.0]),
+        ("final_fraction", [math.nan, -1.0]),
+        ("steps", [0, -1]),
+        ("batch_size", [0]),
+        ("seed", [-1, 2**60]),
+    ],
+)
+def test_a_recipe_that_cannot_train_is_refused(name: str, values: list[float]) -> None:
+    """Each setting has its range, told before anything starts; NaN lies in none."""
+    for value in values:
+        with pytest.raises(ValueError, match=f"{name} must"):
+            Recipe(**{name: value})
+
+
+def test_a_run_that_diverges_keeps_the_good_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN compares false with everything, and must not pass for the best so far."""
+    run = start()
+    rate = Recipe.rate
+    monkeypatch.setattr(
+        Recipe, "rate", lambda self, step: math.nan if step == 9 else rate(self, step)
+    )
+    with pytest.raises(
+        script.DivergedError, match=r"loss is nan at step 1[12]; lower the learning"
+    ):
+        script.train(run, tmp_path, QUIET)
+    model, _ = load_pretrained(tmp_path)
+    assert read_record(tmp_path)["steps"] == 8
+    assert held_out_loss(model, run.corpus.held_out) == pytest.approx(run.best)
+
+    with pytest.raises(script.DivergedError, match="held-out loss is nan"):
+        run.evaluate(1.0)
+    assert math.isfinite(run.best)
+
+
+def test_a_second_run_does_not_replace_the_first(tmp_path: Path) -> None:
+    """Weights that took half an hour go only if the caller says so."""
+    script.check_out(tmp_path, resume=False, overwrite=False)
+    script.train(start(), tmp_path, QUIET)
+    with pytest.raises(ValueError, match=r"out must hold no checkpoint, got .*--overwrite"):
+        script.check_out(tmp_path, resume=False, overwrite=False)
+    script.check_out(tmp_path, resume=True, overwrite=False)
+    script.check_out(tmp_path, resume=False, overwrite=True)
+    (tmp_path / "state").mkdir()
+    start().save_state(tmp_path / "state")
+    with pytest.raises(ValueError, match=r"with training\.safetensors"):
+        script.check_out(tmp_path / "state", resume=False, overwrite=False)
+
+
+def test_a_folder_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
+    """A file in the way is found before the training, and nothing is left behind."""
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "deeper", Path("/proc/lab35/x")):
+        with pytest.raises(ValueError, match="out must be a folder that can be written"):
+            script.check_out(out, resume=False, overwrite=False)
+    script.check_out(tmp_path / "a" / "b", resume=False, overwrite=False)
+    assert ["file"] == [path.name for path in tmp_path.iterdir()]
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--learning-rate", "nan"], "learning_rate must lie in"),
+        (["--dropout", "1"], "dropout must lie in"),
+        (["--weight-decay=-1"], "weight_decay must lie in"),
+        (["--seed=-1"], "seed must lie in"),
+        (["--threads", "1000000"], "threads must lie in"),
+        (["--out", __file__], "out must be a folder"),
+        (["--corpus", "/"], "corpus must be a UTF-8 text file"),
+    ],
+)
+def test_bad_settings_are_one_line(tmp_path: Path, arguments: list[str], told: str) -> None:
+    """Exit code 2, one line, and the training has not begun."""
+    (tmp_path / "text").write_text(TEXT)
+    out = [] if "--out" in arguments else ["--out", str(tmp_path / "out")]
+    corpus = [] if "--corpus" in arguments else ["--corpus", str(tmp_path / "text")]
+    ran = subprocess.run(
+        [sys.executable, script.__file__, *out, *corpus, *arguments], capture_output=True, text=True
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith(f"train: error: {told}")
+    assert ran.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("text", ["", "a", "ab " * 30])
+def test_a_corpus_too_small_is_one_line(text: str) -> None:
+    """Too little text to learn the merges, or to take a window, is told as such."""
+
+    def begin() -> None:
+        tokenizer = Tokenizer.train(text, merges=1)
+        config = GPTConfig(vocab_size=258, block_size=128, n_layer=1, n_head=1, n_embd=8)
+        Run.start(RECIPE, Corpus.split(text, tokenizer), tokenizer, config)
+
+    with pytest.raises(ValueError, match=r"(merges|corpus) must"):
+        begin()
+
+
+def test_a_text_of_another_system_is_the_same_text(tmp_path: Path) -> None:
+    """A byte-order mark and other line ends change no token."""
+    for contents in (b"one\ntwo\n", b"\xef\xbb\xbfone\ntwo\n", b"one\r\ntwo\r\n", b"one\rtwo\r"):
+        (tmp_path / "text").write_bytes(contents)
+        assert "one\ntwo\n" == read_corpus(tmp_path / "text", QUIET)
+
+
+def test_a_foreign_state_is_refused(tmp_path: Path) -> None:
+    """A state of other sizes, or with parts missing, is one clear error."""
+    run = start()
+    run.save_state(tmp_path)
+    other = Run.start(
+        RECIPE, run.corpus, run.tokenizer, GPTConfig(267, block_size=16, n_layer=1, n_embd=32)
+    )
+    with pytest.raises(ValueError, match=r"^resume needs a state of these sizes in [^\n]+$"):
+        other.resume(tmp_path)
+    (tmp_path / script.STATE_FILE).write_bytes(b"12345678")
+    with pytest.raises(ValueError, match="resume needs"):
+        run.resume(tmp_path)
+
+
+def test_an_interruption_is_quiet(tmp_path: Path) -> None:
+    """Ctrl-C ends with 130 and says how to go on; the folder holds what was best."""
+    code = (
+        "import functools, train, typer\n"
+        "real = train.Run.advance\n"
+        "def advance(run):\n"
+        "    if run.step == 2:\n        raise KeyboardInterrupt\n"
+        "    return real(run)\n"
+        "train.Run.advance = advance\n"
+        "train.Recipe = functools.partial(train.Recipe, eval_every=1)\n"
+        "typer.run(train.main)\n"
+    )
+    (tmp_path / "text").write_text(" ".join(str(n * n * n) for n in range(3000)))
+    command = [sys.executable, "-c", code, "--out", str(tmp_path / "out")]
+    ran = subprocess.run(
+        [*command, "--corpus", str(tmp_path / "text"), "--steps", "9"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(script.__file__).parent)},
+    )
+    assert ran.returncode == 130, ran.stderr
+    assert ran.stderr.endswith("train: stopped after step 2; --resume goes on\n")
+    load_pretrained(tmp_path / "out")
