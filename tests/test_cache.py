@@ -375,15 +375,21 @@ def test_a_growing_cache_without_rows_is_refused() -> None:
 
 
 @pytest.mark.parametrize("used", [0, 4, 8])
-def test_overrun_raises_before_anything_is_written(model: GPT, prompt: Tensor, used: int) -> None:
+def test_overrun_raises_before_anything_is_written(
+    model: GPT, prompt: Tensor, used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A bound tested on the chunk alone, or found by the first layer that does not fit."""
     cache = KVCache(model.config, 1, max_len=8)
     if used:
         cached(model, cache, prompt[:, :used])
     k, v = cache.k.clone(), cache.v.clone()
+    asked = []
+    monkeypatch.setattr(cache, "write", lambda *chunk: asked.append(chunk))
     message = f"max_len=8, got {9 - used} tokens after {used} stored ones"
     with pytest.raises(ValueError, match=message):
         cached(model, cache, prompt[:, used:9])  # one too many
+    monkeypatch.undo()
+    assert [] == asked, "a layer was asked to write"
     assert used == cache.length
     assert torch.equal(k, cache.k)
     assert torch.equal(v, cache.v)

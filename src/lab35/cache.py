@@ -202,7 +202,7 @@ class KVCache:
             RuntimeError: Outside `torch.inference_mode()`.
         """
         _check_chunk(config, self._config, batch_size, self._k.shape[1], self._v.shape[1])
-        if self.length + t_new > self.max_len:
+        if self._length + t_new > self._k.shape[3]:
             raise ValueError(
                 f"a chunk must fit into the cache's max_len={self.max_len}, "
                 f"got {t_new} tokens after {self.length} stored ones"
@@ -223,8 +223,9 @@ class KVCache:
             ValueError: If they are of another type than the buffers.
         """
         keys, values = self._layers[layer]  # each (B, H, max_len, D)
-        _check_type(k, keys)
-        start, t_new = self.length, k.shape[2]
+        if k.dtype != keys.dtype:
+            _check_type(k, keys)
+        start, t_new = self._length, k.shape[2]
         keys.narrow(2, start, t_new).copy_(k)
         values.narrow(2, start, t_new).copy_(v)
         return keys.narrow(2, 0, start + t_new), values.narrow(2, 0, start + t_new)
