@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import math
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from lab35 import GPT, KVCache, Tokenizer, generate, load_pretrained, trace_step, verify_cache
-from lab35.checkpoint import ASSETS
+from lab35.checkpoint import ASSETS, save_checkpoint
 from lab35.cli import app, main
 from lab35.cli.bench import BENCH_VARIANTS
 from lab35.cli.models import encode, pad
+from lab35.cli.options import Settings
+from lab35.cli.streams import MAX_BYTES, print_json
 from lab35.cli.texts import ROUNDS
+from lab35.sampling import check_sampling
 from lab35.speed import Lean
 
 LAB35 = Path(sys.executable).with_name("lab35")
@@ -679,3 +687,362 @@ def test_everything_is_made_where_the_model_is(monkeypatch: pytest.MonkeyPatch) 
     assert encode(model, tokenizer, "Holmes").is_meta
     assert idx.is_meta
     assert mask.is_meta
+
+
+# --- streams that are not as expected ---
+
+
+COMMAND_LINES = (
+    ("--help",),
+    ("--version",),
+    ("generate", "--max-new-tokens", "2"),
+    ("generate", "--max-new-tokens", "2", "--json"),
+    ("generate", "--batch-prompts", "a|b", "--max-new-tokens", "2"),
+    ("verify", "--steps", "2"),
+    ("trace",),
+    ("trace", "--json"),
+    ("info",),
+    ("bench", "--only", "lean", "--max-new-tokens", "2", "--repeats", "1"),
+    ("repl",),
+)
+
+
+@pytest.mark.parametrize("words", COMMAND_LINES, ids=" ".join)
+def test_a_full_disk_is_one_line_and_two(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """Whatever prints: no traceback, and a reason."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("Holmes\n"))
+    with Path("/dev/full").open("w", encoding="utf-8") as full, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", full)
+        code = main(words)
+    err = capsys.readouterr().err
+
+    assert 2 == code
+    assert "lab35: error: standard output: No space left on device" == err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("words", COMMAND_LINES, ids=" ".join)
+def test_no_streams_at_all(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    """`<&- >&- 2>&-` leaves None in Python; each behaves like an empty stream, and comes back."""
+    with monkeypatch.context() as patch:
+        for name in ("stdin", "stdout", "stderr"):
+            patch.setattr(sys, name, None)
+        code = main(words)
+        left = (sys.stdin, sys.stdout, sys.stderr)
+
+    assert 0 == code
+    assert (None, None, None) == left
+
+
+def test_closed_streams_of_a_process() -> None:
+    """The real thing, and a file that is opened later does not take a stream's place."""
+    command = f"{LAB35} generate --max-new-tokens 2 --prompt-file - <&- >&- 2>&-"
+
+    assert 2 == subprocess.run(command, shell=True).returncode  # an empty prompt
+
+
+def test_errors_to_a_full_disk_are_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be told is still bad input."""
+    with Path("/dev/full").open("w", encoding="utf-8") as full, monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", full)
+        code = main(["generate", "--temperature", "-1"])
+
+    assert 2 == code
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "cp437"])
+def test_any_encoding_will_do(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    """Letters that an encoding has not are replaced; JSON escapes them, and says the same."""
+    words = ("generate", "--prompt", "no—yes ★", "--max-new-tokens", "2")
+    for more in ((), ("--json",)):
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2))
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stdout", out)
+            patch.setattr("sys.stderr", err)
+            code = main((*words, *more))
+            err.flush()
+        assert (0, "strict") == (code, out.errors)
+        if more:
+            assert json.loads(out.buffer.getvalue().splitlines()[-1])["prompt"] == "no—yes ★"
+        else:
+            assert b"\\u2605" in err.buffer.getvalue()
+
+
+def test_a_completion_that_the_encoding_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The curly quotes of the course's own text, under the encoding that has none."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", out)
+        code = main(["generate", "--temperature", "0", "--max-new-tokens", "12"])
+    assert (0, "? quietly.\n\n?It\n") == (code, out.buffer.getvalue().decode("latin-1"))
+
+
+def test_an_argument_is_utf_8_whatever_the_locale(capsys: pytest.CaptureFixture[str]) -> None:
+    """Under the C locale an argument arrives as surrogates; bytes that are no text are refused."""
+    typed = "no—yes".encode().decode("ascii", errors="surrogateescape")
+    told = json.loads(run(capsys, "generate", "--prompt", typed, "--json")[1])
+    assert told["prompt"] == "no—yes"
+    for option in ("--prompt", "--batch-prompts", "--stop"):
+        code, out, err = run(capsys, "generate", option, os.fsdecode(b"a\xff"))
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"{option} must be UTF-8 text" in err
+
+
+def test_json_is_json_whatever_was_found(capsys: pytest.CaptureFixture[str]) -> None:
+    """NaN and the infinities have no place in it, and a lone surrogate is escaped."""
+    print_json({"a": math.nan, "b": [math.inf, 1.5, (-math.inf,)], "c": "\ud800", "d": {"e": 1}})
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+    assert {"a": None, "b": [None, 1.5, [None]], "c": "\ud800", "d": {"e": 1}} == told
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: path.mkdir(), "Is a directory"),
+        (lambda path: path.write_bytes(b"a\xff"), "must be UTF-8 text"),
+        (lambda path: path.write_bytes(b""), "at least one character"),
+        (lambda path: path.symlink_to("/dev/zero"), "at most 1,048,576 bytes"),
+        (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+        (lambda path: path.write_bytes(b"a" * 1_000_000), "at most 128 tokens, got at least"),
+    ],
+    ids=["directory", "bytes", "empty", "endless", "circle", "long"],
+)
+def test_what_is_no_prompt_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, make: Callable, reason: str
+) -> None:
+    """One line that gives the reason, soon, and with little memory."""
+    make(tmp_path / "prompt")
+    code, out, err = run(capsys, "generate", "--prompt-file", str(tmp_path / "prompt"))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert reason in err
+
+
+def test_a_file_that_may_not_be_read(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not missing, and the line says so."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("lab35.cli.streams.Path.open", refuse)
+    err = run(capsys, "generate", "--prompt-file", "mine")[2]
+    assert "got 'mine': Permission denied" in err
+
+
+def test_a_prompt_through_a_pipe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A FIFO is read to its end: that is how a shell hands over the output of a command."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("Holmes\n",))
+    writer.start()
+    told = run(capsys, "generate", "--prompt-file", str(pipe))
+    writer.join()
+    assert told == run(capsys, "generate", "--prompt", "Holmes")
+
+
+# --- refusals come first ---
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--no-cache", "--benchmark", "--prompt", "word " * 80), "got 241; shorten it, or leave"),
+        (("--no-cache", "--verify", "--prompt", "word " * 80), "leave out --verify"),
+        (("--batch-prompts", "a|" + "word " * 80), "got 241; shorten it, or use --no-cache"),
+        (("--no-cache", "--engine", "lean"), "--no-cache must stand without --engine lean"),
+        (("--batch-prompts", "a|b", "--engine", "numba"), "without --engine numba"),
+        (("--batch-prompts", "a|b", "--prompt", ""), "must stand without --prompt"),
+        (("--engine", "compiled", "--prompt", ""), "prompt must hold at least one character"),
+        (("--verify", "--stop", ""), "--stop must hold at least one character"),
+        (("--checkpoint", "a\0b"), "null"),
+        (("--prompt-file", "a\0b"), "--prompt-file must be a file that can be read"),
+        (("--device", "x" * 100_000), "--device must be one of"),
+    ],
+)
+def test_nothing_is_shown_before_a_refusal(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    """Exit code 2 and one line, in the words of the command line, and no text before it."""
+    code, out, err = run(capsys, "generate", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("lab35: error: ")
+    assert message in err
+    assert len(err) < 1_200
+    assert not re.search(r"use_cache|max_new_tokens|block_size|\bidx\b", err)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 125])
+def test_steps_have_a_range(capsys: pytest.CaptureFixture[str], steps: int) -> None:
+    """After 5 prompt tokens 124 can be decoded."""
+    code, out, err = run(capsys, "verify", "--steps", str(steps))
+    assert (code, out) == (2, "")
+    assert err == f"lab35: error: --steps must lie in [1, 124] after 5 prompt tokens, got {steps}\n"
+
+
+def test_the_options_accept_what_sampling_accepts() -> None:
+    """The same ranges twice, since the command line checks before it loads: they agree."""
+    values = {
+        "temperature": (0.0, 1e30, -0.0, -1.0, math.inf, math.nan, 5e-324),
+        "top_k": (None, 1, 0, -1, 10**30),
+        "top_p": (None, 1.0, 0.0, 1.0000001, -1.0, math.nan, 5e-324),
+    }
+    for name, candidates in values.items():
+        for value in candidates:
+            choice = {"temperature": 1.0, "top_k": None, "top_p": None} | {name: value}
+            assert refuses(lambda c=choice: check_sampling(**c)) == refuses(
+                lambda n=name, v=value: Settings(**{n: v})
+            ), (name, value)
+
+
+def refuses(call: Callable[[], object]) -> bool:
+    """Say whether a call raises `ValueError`."""
+    try:
+        call()
+    except ValueError:
+        return True
+    return False
+
+
+def test_more_threads_than_processors_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """A million would end the process without a word."""
+    code, out, err = run(capsys, "bench", "--threads", "1000000")
+    assert (code, out) == (2, "")
+    assert f"--threads must lie in [1, {os.cpu_count()}]" in err
+
+
+@pytest.mark.parametrize("module", ["lab35", "lab35.cli"])
+def test_modules_can_be_run(module: str) -> None:
+    """`python -m` does what the console script does."""
+    done = subprocess.run([sys.executable, "-m", module, "generrate"], capture_output=True)
+    assert 2 == done.returncode
+    assert b"No such command 'generrate'" in done.stderr
+
+
+# --- what ran ---
+
+
+def test_a_fallback_is_named_everywhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that cannot be had: the reports name the one that ran, beside the one asked for."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr("lab35.speed.choice.Compiled", fail)
+    code, out, _ = run(capsys, "verify", "--steps", "2", "--engine", "compiled")
+    assert code == 0
+    assert "engine lean in place of compiled" in out
+    words = ("generate", "--max-new-tokens", "2", "--engine", "compiled", "--benchmark")
+    told = json.loads(run(capsys, *words, "--json")[1])["benchmark"]
+    assert ("lean", "compiled") == (told["engine"], told["engine_asked"])
+    assert "the lean engine in place of compiled" in run(capsys, *words)[2]
+
+
+# --- records and sessions ---
+
+
+@pytest.mark.parametrize(
+    "record",
+    [[1, 2], 3, None, "text", {}, {"a": {}, "b": math.nan, "c": True}, {"a\x1b[31m": "\x1b[2J\n"}],
+)
+def test_info_shows_any_record(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    model: GPT,
+    tokenizer: Tokenizer,
+    record: object,
+) -> None:
+    """A record is whatever JSON holds, and cannot move the cursor."""
+    save_checkpoint(tmp_path, model, tokenizer, record)
+    code, out, err = run(capsys, "info", "--checkpoint", str(tmp_path))
+    assert (code, err) == (0, "")
+    assert "record" in out
+    assert "\x1b" not in out
+    code, out, _ = run(capsys, "info", "--checkpoint", str(tmp_path), "--json")
+    json.loads(out, parse_constant=pytest.fail)
+    assert code == 0
+
+
+def session(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, data: bytes, *words: str
+) -> tuple[int, str, str]:
+    """Hold a session in this process."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding="ascii"))
+    return run(capsys, "repl", *words)
+
+
+GREEDY = ("--max-new-tokens", "5", "--temperature", "0")
+
+
+def test_a_bad_line_is_named_and_costs_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not UTF-8, or too long: the session goes on with the last text as if it had not been."""
+    good = session(capsys, monkeypatch, b"Holmes\n\n", *GREEDY)
+    bad = b"Holmes\n\xff\n" + b"x" * (2 * MAX_BYTES) + b"\n/top-p 7\n\n"
+    code, out, err = session(capsys, monkeypatch, bad, *GREEDY)
+    assert (code, out) == good[:2]
+    assert "line 2 must be UTF-8 text" in err
+    assert "line 3 must hold at most 1,048,576 bytes" in err
+
+
+def test_a_line_without_an_end_ends_the_session(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`lab35 repl < /dev/zero` comes to an end, in one line."""
+    with Path("/dev/zero").open(encoding="utf-8") as zero:
+        monkeypatch.setattr("sys.stdin", zero)
+        code, out, err = run(capsys, "repl")
+    assert (code, out) == (2, "")
+    assert err.endswith("got one that does not end\n")
+
+
+def test_a_character_that_is_cut_between_turns(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    model: GPT,
+    tokenizer: Tokenizer,
+) -> None:
+    """One token a turn: no U+FFFD, and together the text that one turn writes."""
+    turns, (seed, heat) = 12, (5, 1.5)
+    words = ("--temperature", str(heat), "--top-k", "512", "--top-p", "1", "--seed", str(seed))
+    data = b"Holmes\n" + b"\n" * (turns - 1)
+    _, out, err = session(capsys, monkeypatch, data, *words, "--max-new-tokens", "1")
+    idx, generator = torch.tensor([tokenizer.encode("Holmes")]), torch.Generator().manual_seed(seed)
+    made = generate(model, idx, turns, temperature=heat, generator=generator)
+    ids = made.new_tokens[0].tolist()
+
+    assert any("\ufffd" in tokenizer.decode(ids[:i]) for i in range(turns))  # it is an example
+    assert "\ufffd" not in out + err
+    assert tokenizer.decode(ids).replace("\n", "") == out.replace("\n", "")
+
+
+# --- Ctrl-C at any moment ---
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.4, 0.8, 1.2])
+def test_ctrl_c_while_loading_is_quiet(seconds: float) -> None:
+    """Whenever it comes, there is no traceback; a process that has ended has ended well."""
+    code = (
+        "import signal, threading, time, os, sys\n"
+        "from lab35.cli import main\n"
+        f"threading.Timer({seconds}, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.argv[1:] = ['generate', '--no-cache', '--max-new-tokens', '100000']\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert 130 == done.returncode
+    assert "Traceback" not in done.stderr
+    assert "KeyboardInterrupt" not in done.stderr
+
+
+def test_importing_the_command_line_imports_no_torch() -> None:
+    """Until `main` is ready for Ctrl-C, nothing that takes long may be loaded."""
+    code = "import sys, lab35.cli; print('torch' in sys.modules, 'typer' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "False False\n" == done.stdout

@@ -16,7 +16,7 @@ from lab35.checkpoint import CheckpointError
 from lab35.cli.bench import bench
 from lab35.cli.reports import info, trace, verify
 from lab35.cli.session import repl
-from lab35.cli.streams import lost_outputs, note, one_line, usable_streams, warn
+from lab35.cli.streams import note, one_line, quiet_outputs, usable_streams, warn
 from lab35.cli.texts import generate
 
 app = typer.Typer(
@@ -58,7 +58,7 @@ def run(arguments: Sequence[str] | None) -> int:
         if message is not None:
             with suppress(OSError):  # nobody can be told that nobody can be told
                 note(f"lab35: error: {one_line(message)}")
-        lost_outputs()
+        quiet_outputs()
     return status
 
 
@@ -72,11 +72,10 @@ def _outcome(arguments: Sequence[str] | None) -> tuple[int, str | None]:
     except TyperException as error:
         return 2, error.format_message()
     except OSError as error:
-        lost = lost_outputs()
+        quiet_outputs()
         if isinstance(error, BrokenPipeError):  # the reader has left, and knows it
             return 1, None
-        where = error.filename or " and ".join(lost) or "output"
-        return 2, f"{where}: {error.strerror or error}"
+        return 2, f"{error.filename or 'standard output'}: {error.strerror or error}"
     except (ValueError, CheckpointError) as error:
         return 2, str(error)
     except MemoryError:

@@ -135,6 +135,9 @@ def _read_line(lines: BinaryIO) -> bytes:
             if at_terminal:  # stdout is for completions alone
                 print("> ", end="", file=sys.stderr, flush=True)
             return _whole_line(lines)
+        except OSError as error:
+            reason = error.strerror or error
+            raise ValueError(f"standard input must be readable: {reason}") from None
         except KeyboardInterrupt:
             if not at_terminal:
                 raise

@@ -53,23 +53,20 @@ def _reconfigure(stream: io.TextIOWrapper, errors: str) -> None:
         stream.reconfigure(errors=errors)
 
 
-def lost_outputs() -> list[str]:
-    """Name the outputs that cannot be written, and lead what they still hold nowhere.
+def quiet_outputs() -> None:
+    """Lead nowhere what an output still holds and cannot write.
 
     Without that, Python would try again at its end, and complain.
     """
-    lost = []
-    for name, stream in (("standard output", sys.stdout), ("standard error", sys.stderr)):
+    for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
-            lost.append(name)
             with suppress(OSError, ValueError):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)
                 stream.flush()
-    return lost
 
 
 # --- what goes in --------------------------------------------------------------------------------
