@@ -22,7 +22,7 @@ from lab35.cli.options import (
     TopKOption,
     TopPOption,
 )
-from lab35.cli.streams import MAX_BYTES, note, one_line, standard_input, unescape
+from lab35.cli.streams import MAX_BYTES, echoed, note, one_line, standard_input, unescape
 from lab35.loop import decode_steps
 from lab35.model import GPT
 from lab35.tokenizer import Tokenizer
@@ -64,8 +64,8 @@ def repl(
                 text = _Text.begin(model, tokenizer, unescape(line))
             elif text is None:
                 raise ValueError("prompt must hold at least one character, got ''")
-            print(text.shown, end="", file=sys.stderr, flush=True)
-            _write(model, tokenizer, text, settings, generator)
+            with echoed(text.shown):
+                _write(model, tokenizer, text, settings, generator)
         except ValueError as error:
             note(f"lab35: error: {one_line(error)}")
     print(file=sys.stderr)

@@ -152,6 +152,17 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+@contextmanager
+def echoed(prompt: str) -> Iterator[None]:
+    """Show a prompt before its text; if that cannot be written, end the line before the error."""
+    print(prompt, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    except OSError:
+        note("")
+        raise
+
+
 def warn(message: object, *_: object) -> None:
     """Show a warning on one line, in the place of `warnings.showwarning`."""
     with suppress(OSError):  # raised here, it would end whatever warned

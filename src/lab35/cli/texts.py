@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Annotated, Any
 
@@ -27,7 +28,7 @@ from lab35.cli.options import (
     TopKOption,
     TopPOption,
 )
-from lab35.cli.streams import from_argument, note, print_json, read_prompt, unescape
+from lab35.cli.streams import echoed, from_argument, note, print_json, read_prompt, unescape
 from lab35.loop import decode_steps
 from lab35.loop import generate as run_generate
 from lab35.model import GPT
@@ -121,8 +122,8 @@ def generate(
         result = _continue_batch(model, tokenizer, texts, rows, settings, loop)
         if not as_json:
             for text, completion in zip(texts, result["completion"], strict=True):
-                print(text, end="", file=sys.stderr, flush=True)
-                print(completion, flush=True)
+                with echoed(text):
+                    print(completion, flush=True)
             note(f"batch: each row {'IS' if result['batch_consistent'] else 'IS NOT'} its own run")
 
     reports = [_verify(model, idx, max_new_tokens, engine) for idx in rows if verify]
@@ -173,19 +174,15 @@ def _continue_one(
         **loop,
     )
     events = generate_stream(tokenizer, steps, stop=stop)
-    if show is not _no_show:
-        print(prompt, end="", file=sys.stderr, flush=True)
     pieces, reason = [], None
-    try:
-        for event in events:
-            pieces.append(event.text)
-            show(event.text)
-            reason = event.stop_reason
-    except OSError:  # the error is told on a line of its own
-        note("")
-        raise
-    finally:
-        show(None)
+    with nullcontext() if show is _no_show else echoed(prompt):
+        try:
+            for event in events:
+                pieces.append(event.text)
+                show(event.text)
+                reason = event.stop_reason
+        finally:
+            show(None)
     return _result(prompt, "".join(pieces), reason)
 
 
