@@ -1255,6 +1255,9 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert cache_folder() == tmp_path / ".cache" / "lab35"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == tmp_path / ".cache" / "lab35"
+    monkeypatch.setenv("HOME", "relative")
+    with pytest.raises(RuntimeError, match="HOME must be an absolute path, got 'relative'"):
+        cache_folder()
 
 
 def test_numba_runs_where_nothing_can_be_kept(

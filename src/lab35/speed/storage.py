@@ -54,8 +54,11 @@ def cache_folder() -> Path:
         RuntimeError: If there is neither that variable nor a home.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # By the XDG specification a relative path is to be ignored.
-    return (root if root.is_absolute() else Path.home() / ".cache") / "lab35"
+    if not root.is_absolute():  # by the XDG specification such a path is to be ignored
+        root = Path.home() / ".cache"
+    if not root.is_absolute():
+        raise RuntimeError(f"HOME must be an absolute path, got {str(Path.home())!r}")
+    return root / "lab35"
 
 
 def kept(
@@ -221,16 +224,17 @@ def _workshop(home: Path | None) -> Iterator[Path]:
     """
     with contextlib.suppress(OSError):
         tempfile.gettempdir()  # remembered from here on, so that it is never the workshop
-    with _cleaning_up(), _own_folder(*_places(home)) as work:
-        before = {name: os.environ.get(name) for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR")}
-        os.environ |= {"TMPDIR": str(work), "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor")}
+    names = ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    with _cleaning_up():
         try:
-            yield work
-        finally:
-            for name, value in before.items():
+            with _own_folder(*_places(home)) as work:
+                os.environ |= dict(zip(names, map(str, (work, work / "inductor")), strict=True))
+                yield work
+        finally:  # after the folder is gone: threads of torch may still ask where to store
+            for name in names:
                 os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
+            os.environ |= before
 
 
 def _places(home: Path | None) -> Iterator[Path]:
