@@ -1046,3 +1046,15 @@ def test_importing_the_command_line_imports_no_torch() -> None:
     code = "import sys, lab35.cli; print('torch' in sys.modules, 'typer' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "False False\n" == done.stdout
+
+
+@pytest.mark.parametrize("wish", ["FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"])
+def test_a_wish_for_colour_draws_no_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, wish: str
+) -> None:
+    """With standard error in a file, a benchmark writes no frames into it."""
+    monkeypatch.setenv(wish, "1")
+    words = ("--only", "lean", "--max-new-tokens", "2", "--repeats", "2")
+    code, out, err = run(capsys, "bench", *words)
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out
