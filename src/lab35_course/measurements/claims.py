@@ -41,7 +41,7 @@ def _largest_difference(model: GPT, idx: Tensor) -> float:
 def small_model(size: Size) -> Data:
     """Time both loops of a 4 × 256 model; random weights take as long as trained ones."""
     model = GPT(SMALL).eval()
-    samples = size.pick(15, 1)
+    samples = size.pick(15, 2)
     rows = []
     for P, N in size.pick(LENGTHS, ((4, 2),)):
         write = partial(generate, model, torch.randint(SMALL.vocab_size, (1, P)), N, temperature=0)
@@ -52,7 +52,7 @@ def small_model(size: Size) -> Data:
         row: Data = {name: {"token_forwards": loops[name]().token_forwards} for name in loops}
         timed = time_paired(loops, repeats=samples)["variants"]
         for name in loops:
-            row[name]["seconds"] = timed[name]["seconds"]["median"]
+            row[name]["seconds"] = timed[name]["seconds"]
         rows.append({"prompt": P, "new": N, "speedup": timed["cached"]["speedup"], **row})
     idx = torch.randint(SMALL.vocab_size, (1, size.pick(SMALL.block_size, 8)))
     return {
@@ -68,12 +68,13 @@ def small_model(size: Size) -> Data:
 @invariant("claims.small_model")
 def both_loops_do_their_work(data: Data) -> None:
     """The two loops feed what the formulas say, and compute the same logits."""
-    assert data["difference"] < 1e-4, data["difference"]
+    # One token and many take different kernels: 0 would come of comparing a loop with itself.
+    assert 0 < data["difference"] < 1e-4, data["difference"]
     for row in data["rows"]:
         P, N = row["prompt"], row["new"]
         assert row["uncached"]["token_forwards"] == N * P + N * (N - 1) // 2, row
         assert row["cached"]["token_forwards"] == P + N - 1, row
-        assert row["speedup"]["min"] > 0, row
+        assert row["speedup"]["samples"] == data["samples"], row
 
 
 @table("claims.small_model", result="claims.small_model")
@@ -82,8 +83,8 @@ def small_model_table(data: Data) -> Table:
     rows = [
         [
             f"{row['prompt']} + {row['new']}",
-            f"{1e3 * row['uncached']['seconds']:.0f} ms",
-            f"{1e3 * row['cached']['seconds']:.0f} ms",
+            f"{1e3 * row['uncached']['seconds']['median']:.0f} ms",
+            f"{1e3 * row['cached']['seconds']['median']:.0f} ms",
             f"{row['speedup']['median']:.1f}",
             f"{row['speedup']['min']:.1f} to {row['speedup']['max']:.1f}",
         ]
@@ -108,46 +109,37 @@ def two_threads(size: Size) -> Data:
     model, tokenizer = load_pretrained()
     ids = tokenizer.encode("It was a dark night and the wind was howling in the chimney")
     prompt, new_tokens = torch.tensor([ids[:16]]), size.pick(100, 3)
-    samples = size.pick(31, 1)
+    samples = size.pick(31, 2)
     found: Data = {"samples": samples, "prompt": prompt.shape[1], "new": new_tokens}
     for name, use_cache in (("cached", True), ("uncached", False)):
         write = partial(generate, model, prompt, new_tokens, temperature=0, use_cache=use_cache)
-        write = partial(write, engine="eager")
+        write = partial(write)
         timed = time_paired(
             {"one": partial(_on, 1, write), "two": partial(_on, 2, write)}, repeats=samples
         )["variants"]
-        found[name] = {
-            "one": timed["one"]["seconds"]["median"],
-            "two": timed["two"]["seconds"]["median"],
-            "speedup": timed["two"]["speedup"],
-        }
+        found[name] = {"speedup": timed["two"]["speedup"]}
     return found
 
 
 @invariant("claims.threads")
-def every_time_is_one(data: Data) -> None:
-    """Times are positive, and the spread of a ratio holds its median."""
+def every_ratio_was_sampled(data: Data) -> None:
+    """Each ratio comes of as many rounds as the small print says."""
     for name in ("cached", "uncached"):
-        row = data[name]
-        assert min(row["one"], row["two"]) > 0, row
-        assert 0 < row["speedup"]["min"] <= row["speedup"]["median"] <= row["speedup"]["max"], row
+        assert data[name]["speedup"]["samples"] == data["samples"], data[name]
 
 
 @table("claims.threads", result="claims.threads")
 def threads_table(data: Data) -> Table:
-    """Lay out milliseconds a text for each loop, and the paired ratio."""
+    """Lay out the paired ratio for each loop; the times of one thread are those of `loop.speed`."""
     rows = [
         [
             name,
-            f"{1e3 * data[name]['one']:.0f} ms",
-            f"{1e3 * data[name]['two']:.0f} ms",
             f"{data[name]['speedup']['median']:.2f}",
             f"{data[name]['speedup']['min']:.2f} to {data[name]['speedup']['max']:.2f}",
         ]
         for name in ("cached", "uncached")
     ]
-    headers = ["loop", "one thread", "two threads", "times faster", "over the rounds"]
-    return Table(headers, rows, align="lrrrr")
+    return Table(["loop", "two threads, times faster", "over the rounds"], rows, align="lrr")
 
 
 # --- What is a nucleus of nothing? ---
