@@ -786,8 +786,8 @@ def matvec(size: Size) -> Data:
 def products_agree(data: Data) -> None:
     """Every spelling computes the same product, and the page's words about them hold.
 
-    No median can be told from 1 with the switch off, a copy does not pay, and the last spelling is
-    the slowest. A check is too short for these.
+    The switch changes no ratio that stays on one side of 1, and the last spelling is the slowest.
+    A check is too short for these.
     """
     assert 0 < data["error"] < 1e-3, data["error"]
     for row in data["rows"]:
@@ -797,7 +797,6 @@ def products_agree(data: Data) -> None:
     of_addmv = [row["of_addmv"] for row in data["rows"]]
     assert of_addmv[2] == 1, of_addmv
     if data["samples"] > 2:
-        assert of_addmv[3] > 1, of_addmv
         assert of_addmv[-1] == max(of_addmv), of_addmv
 
 

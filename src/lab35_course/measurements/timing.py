@@ -531,7 +531,7 @@ def pays(size: Size) -> Data:
     models = []
     for name, config in list(MODELS.items())[: size.pick(3, 1)]:
         model, tiny = GPT(config).eval(), _tiny(config)  # random weights take as long as trained
-        repeats = size.pick(15 if config.block_size < 1024 else 7, 2)
+        repeats = size.pick(15 if config.block_size < 1024 else 5, 2)
         variants: dict[Any, Callable[[], object]] = {}
         differences = {}
         for T in [T for T in lengths if T <= config.block_size]:
