@@ -377,9 +377,11 @@ def peers_write_the_same(data: Data) -> None:
 def the_order_of_the_page(data: Data) -> None:
     """What the page says about the order: onnxruntime stands between lean and what is compiled."""
     than = {row["loop"]: row["than_uncached"] for row in data["rows"]}
-    if data["samples"] > 2 and "onnxruntime, growing cache" in than:
-        ours = [than["lab35, compiled"], than["lab35, numba"]]
-        assert than["lab35, lean"] < than["onnxruntime, growing cache"] < min(ours), than
+    if data["samples"] > 2:
+        ours = min(than["lab35, compiled"], than["lab35, numba"])
+        # Where onnxruntime is not installed, its row is left out.
+        between = than.get("onnxruntime, growing cache", ours)
+        assert than["lab35, lean"] < between <= ours, than
 
 
 @table("speed.peers", result="speed.peers")
@@ -578,7 +580,7 @@ def compiled(size: Size) -> Data:
                 patch.object(compiled_rung, "_matvec", matvec),
             ):
                 decoders[name] = Compiled(copy.deepcopy(model))
-        decoders["`torch.compile` at run time"] = _JustInTime(model)
+        decoders["torch.compile at run time"] = _JustInTime(model)
     return {"samples": size.pick(21, 2), "rows": _time_steps(decoders, prompt, size)}
 
 
