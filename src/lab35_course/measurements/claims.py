@@ -113,7 +113,7 @@ def two_threads(size: Size) -> Data:
     found: Data = {"samples": samples, "prompt": prompt.shape[1], "new": new_tokens}
     for name, use_cache in (("cached", True), ("uncached", False)):
         write = partial(generate, model, prompt, new_tokens, temperature=0, use_cache=use_cache)
-        write = partial(write)
+        write = partial(write, engine="eager")
         timed = time_paired(
             {"one": partial(_on, 1, write), "two": partial(_on, 2, write)}, repeats=samples
         )["variants"]

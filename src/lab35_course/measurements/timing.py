@@ -219,7 +219,7 @@ def calls(size: Size) -> Data:
     """Count the ATen calls of one decode step, and of one forward in each gradient mode."""
     model, tokenizer = load_pretrained()
     prompt = torch.tensor([tokenizer.encode(PROMPT)])
-    steps = decode_steps(model, prompt, 3, temperature=0)
+    steps = decode_steps(model, prompt, 3, temperature=0, engine="eager")
     next(steps)  # prefill
     counts = count_calls(lambda: next(steps))
     groups = {
