@@ -22,7 +22,6 @@ from lab35.checkpoint import (
     DIGESTS_FILE,
     MODEL_FILE,
     TOKENIZER_FILE,
-    _shapes,
     read_digests,
     read_record,
     replacing,
@@ -413,15 +412,6 @@ def test_half_precision_comes_back_in_float32(tmp_path: Path) -> None:
     for one, other in zip(loaded.parameters(), model.parameters(), strict=True):
         assert one.dtype == torch.float32
         assert torch.equal(one, other.float())
-
-
-def test_shapes_are_those_of_the_model() -> None:
-    """The list that a file is held against is that of the model itself."""
-    for sizes in ((7, 5, 1, 1, 3), (300, 2, 3, 2, 10), (1, 1, 2, 4, 4)):
-        names = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
-        config = GPTConfig(**dict(zip(names, sizes, strict=True)))
-        expected = {name: tuple(t.shape) for name, t in GPT(config).state_dict().items()}
-        assert expected == _shapes(config)
 
 
 def test_files_that_are_no_checkpoint(tmp_path: Path, tokenizer: Tokenizer) -> None:

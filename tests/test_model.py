@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lab35 import GPT, GPTConfig, position_ids
-from lab35.model import evaluating
+from lab35.model import evaluating, weight_shapes
 from lab35_course.peers import to_hugging_face
 
 
@@ -209,3 +209,12 @@ def test_overlapping_blocks_restore_the_modes_once(tiny_model: GPT) -> None:
         assert [module.training for module in model.modules()] == modes
     with evaluating(nn.Linear(1, 1)), evaluating(lambda: None):
         pass  # no model, or one without parts
+
+
+def test_shapes_are_known_without_the_weights() -> None:
+    """What a file is held against, and how an engine is chosen: names, shapes and order."""
+    names = ("vocab_size", "block_size", "n_layer", "n_head", "n_embd")
+    for sizes in ((7, 5, 1, 1, 3), (300, 2, 3, 2, 10), (1, 1, 2, 4, 4)):
+        config = GPTConfig(**dict(zip(names, sizes, strict=True)))
+        expected = {name: tuple(t.shape) for name, t in GPT(config).state_dict().items()}
+        assert list(expected.items()) == list(weight_shapes(config).items())

@@ -1269,3 +1269,15 @@ def test_numba_runs_where_nothing_can_be_kept(
     (fresh / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
     assert isinstance(new_engine("numba", tiny_model), Jitted)
+
+
+def test_a_first_text_imports_no_compiler() -> None:
+    """Choosing an engine builds nothing: torch's compiler alone takes longer than the text."""
+    code = (
+        "import sys, torch, lab35\n"
+        "model, _ = lab35.load_pretrained()\n"
+        "lab35.generate(model, torch.tensor([[1, 2]]), 3)\n"
+        "print('torch._dynamo' in sys.modules, 'numba' in sys.modules)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ("False False\n", "") == (ran.stdout, ran.stderr)

@@ -25,7 +25,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from lab35.model import GPT, GPTConfig
+from lab35.model import GPT, GPTConfig, weight_shapes
 from lab35.tokenizer import Tokenizer
 
 __all__ = [
@@ -209,7 +209,7 @@ def _model(config: dict[str, Any], weights: dict[str, Tensor]) -> GPT:
     if sizes.n_layer > len(weights):
         raise ValueError(f"n_layer={sizes.n_layer} does not fit {len(weights)} tensors")
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    expected = _shapes(sizes)
+    expected = weight_shapes(sizes)
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
             raise ValueError(f"{name} must have shape {expected.get(name)}, got {found.get(name)}")
@@ -218,22 +218,6 @@ def _model(config: dict[str, Any], weights: dict[str, Tensor]) -> GPT:
     model = GPT(sizes)
     model.load_state_dict(weights)
     return model
-
-
-def _shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
-    """List the shape of every weight of a GPT by its name, without making any."""
-    C = config.n_embd
-    parts = {
-        "ln_1": (C,), "attn.qkv": (3 * C, C), "attn.proj": (C, C),
-        "ln_2": (C,), "fc": (4 * C, C), "proj": (C, 4 * C),
-    }  # fmt: skip
-    shapes = {"wte.weight": (config.vocab_size, C), "wpe.weight": (config.block_size, C)}
-    shapes |= {"ln_f.weight": (C,), "ln_f.bias": (C,)}
-    for layer in range(config.n_layer):
-        for name, shape in parts.items():
-            shapes[f"blocks.{layer}.{name}.weight"] = shape
-            shapes[f"blocks.{layer}.{name}.bias"] = shape[:1]
-    return shapes
 
 
 # --- Writing -------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from lab35._arguments import integer, number
 if TYPE_CHECKING:
     from lab35.cache import Cache
 
-__all__ = ["GPT", "GPTConfig", "causal_mask", "evaluating", "position_ids"]
+__all__ = ["GPT", "GPTConfig", "causal_mask", "evaluating", "position_ids", "weight_shapes"]
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,31 @@ def position_ids(mask: Tensor) -> Tensor:
 _EVALUATING: WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = WeakKeyDictionary()
 """How many blocks evaluate a model now, and the modules that were in training mode before."""
 _MODES = threading.Lock()
+
+
+def weight_shapes(config: GPTConfig) -> dict[str, tuple[int, ...]]:
+    """List the shape of every weight of a GPT, without making any.
+
+    Args:
+        config: The sizes.
+
+    Returns:
+        The shapes by the names of `state_dict`, in its order.
+    """
+    C = config.n_embd
+    block = {
+        "ln_1": (C,), "attn.qkv": (3 * C, C), "attn.proj": (C, C),
+        "ln_2": (C,), "fc": (4 * C, C), "proj": (C, 4 * C),
+    }  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {
+        "wte.weight": (config.vocab_size, C),
+        "wpe.weight": (config.block_size, C),
+    }
+    for layer in range(config.n_layer):
+        for name, shape in block.items():
+            shapes[f"blocks.{layer}.{name}.weight"] = shape
+            shapes[f"blocks.{layer}.{name}.bias"] = shape[:1]
+    return shapes | {"ln_f.weight": (C,), "ln_f.bias": (C,)}
 
 
 @contextmanager

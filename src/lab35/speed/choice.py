@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from lab35.model import GPT, Attention, Block, GPTConfig
+from lab35.model import GPT, Attention, Block, GPTConfig, weight_shapes
 from lab35.speed.compiled import Compiled
 from lab35.speed.engine import EPS, Engine
 from lab35.speed.loops import Jitted
@@ -182,13 +182,11 @@ def _obstacle(
                 return f"weights in {weight.dtype} on {weight.device.type}"
             if not weight.is_contiguous():
                 return "weights that are not contiguous"
-            shapes.append(weight.shape)
+            shapes.append(tuple(weight.shape))
     return None if shapes == _shapes(model.config) else "weights of other shapes than its config's"
 
 
 @cache
-def _shapes(config: GPTConfig) -> list[torch.Size]:
+def _shapes(config: GPTConfig) -> list[tuple[int, ...]]:
     """List the shapes of all weights, in the order in which modules are walked."""
-    with torch.device("meta"):
-        walked = GPT(config).modules()
-        return [weight.shape for module in walked for weight in module._parameters.values()]
+    return list(weight_shapes(config).values())
