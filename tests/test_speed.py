@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -124,14 +125,18 @@ def test_the_compiled_rung_runs_models_of_other_sizes(tiny_model: GPT) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_text_compiles_its_step_and_leaves_the_process_as_it_was(
-    model: GPT, prompt: Tensor, fresh: Path
+    model: GPT, prompt: Tensor, fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of a generation, in an empty folder, with nothing left but the file."""
-    or_skip("compiled", model)
+    """In an empty folder, with nothing left but the file, wherever torch stores by itself."""
+    stores = Path(tempfile.mkdtemp(dir=fresh))
+    monkeypatch.setattr("torch._inductor.codecache._HEADER_DIR", str(stores / "headers"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(stores / "inductor"))
     before = torch.get_rng_state(), torch.get_num_threads()
+    or_skip("compiled", model)  # compiles
     expected = generate(model, prompt, 20, temperature=0, engine="eager")
     found = generate(model, prompt, 20, temperature=0, engine="compiled")
     assert torch.equal(expected.tokens, found.tokens)
+    assert [] == [*stores.iterdir()], "torch has stored something where others might"
     names = {path.name for path in cache_folder().rglob("*") if path.is_file()}
     assert names == {"step.pt2", "SHA256SUMS"}
     assert len([*cache_folder().iterdir()]) == 1

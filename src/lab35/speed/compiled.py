@@ -29,7 +29,7 @@ INDUCTOR = {
     "cpp.threads": 1,
     "aot_inductor.package_constants_in_so": False,
     "always_keep_tensor_constants": True,  # else weights of at most 8 numbers get into the code
-    "cpp_cache_precompile_headers": False,  # they would lie in a folder that anyone can make
+    "aot_inductor.precompile_headers": False,  # they would lie in a folder that anyone can make
 }
 """How the step is compiled. The names are internal to torch, and belong to a version of it."""
 

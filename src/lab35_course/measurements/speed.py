@@ -550,7 +550,8 @@ class _JustInTime(Compiled):
 
     def __init__(self, model: GPT) -> None:
         super().__init__(model)
-        ahead_of_time = ("memory_planning", "aot_inductor.package_constants_in_so")
+        ahead_of_time = [name for name in compiled_rung.INDUCTOR if name.startswith("aot_inductor")]
+        ahead_of_time += ["memory_planning", "always_keep_tensor_constants"]
         options = {k: v for k, v in compiled_rung.INDUCTOR.items() if k not in ahead_of_time}
         step = torch.compile(compiled_rung._Step(model), options=options)
         self.run = lambda inputs: step(*inputs)
