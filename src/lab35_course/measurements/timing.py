@@ -138,7 +138,14 @@ def _summed_up(times: list[float]) -> Data:
         "first": times[0],
         "second": times[1],
         "third": times[2],
-        "later": spread(later) | {"mean": sum(later) / len(later)},
+        # No `spread`: these are the steps of one process, and their width is the point.
+        "later": {
+            "steps": len(later),
+            "min": min(later),
+            "median": median(later),
+            "mean": sum(later) / len(later),
+            "max": max(later),
+        },
         "first_over_median": times[0] / median(later),
         "slowest_over_fastest": max(later) / min(later),
     }
@@ -158,7 +165,7 @@ def first(size: Size) -> Data:
     shown = processes[len(processes) // 2]
     return shown | {
         "steps": count,
-        "processes": len(processes),
+        "samples": len(processes),
         "least_first_over_median": processes[0]["first_over_median"],
         "most_first_over_median": processes[-1]["first_over_median"],
     }
@@ -173,7 +180,7 @@ def later_steps_have_a_spread(data: Data) -> None:
     assert math.isclose(data["slowest_over_fastest"], later["max"] / later["min"], rel_tol=1e-4)
     around = [data[f"{which}first_over_median"] for which in ("least_", "", "most_")]
     assert around == sorted(around), around
-    assert later["samples"] == data["steps"] - 3, data
+    assert later["steps"] == data["steps"] - 3, data
 
 
 @table("timing.first", result="timing.first")
