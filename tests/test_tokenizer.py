@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given
+import torch
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lab35 import Tokenizer
@@ -96,6 +102,21 @@ def test_ids_outside_the_vocabulary_are_named(tokenizer: Tokenizer, token_id: in
         tokenizer.decode([token_id])
 
 
+@pytest.mark.parametrize("token_id", [1.7, 1.0, True, "1", None])
+def test_an_id_is_an_integer(tokenizer: Tokenizer, token_id: object) -> None:
+    """An id of 1.7 used to decode as 1."""
+    with pytest.raises(ValueError, match="token_id must be an integer, got"):
+        tokenizer.decode([token_id])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="token_id must be an integer, got"):
+        tokenizer.token_bytes(token_id)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("of", [torch.tensor, np.array])
+def test_ids_may_be_a_tensor_or_an_array(tokenizer: Tokenizer, of: Callable[..., Any]) -> None:
+    """What a model returns can be decoded as it is."""
+    assert tokenizer.decode(of(tokenizer.encode("Holmes"))) == "Holmes"
+
+
 def test_other_bad_input_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """A lone surrogate, impossible merges, and files that are no tokenizer."""
     with pytest.raises(ValueError, match="text must be encodable as UTF-8"):
@@ -112,9 +133,29 @@ def test_other_bad_input_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(ValueError, match=r"path must be a tokenizer file, got .*folder\.json"):
         Tokenizer.from_file(tmp_path / "folder.json")
+    os.mkfifo(tmp_path / "pipe.json")  # reading it would wait for ever
+    with pytest.raises(ValueError, match=r"path must be a tokenizer file, got .*: not a file"):
+        Tokenizer.from_file(tmp_path / "pipe.json")
+    with pytest.raises(ValueError, match=r"text must be encodable as UTF-8, got .{,200}$"):
+        tokenizer.encode("\ud800" * 1_000_000)
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"né": 0}, unk_token="né"))
     with pytest.raises(ValueError, match="pre_tokenizer must be ByteLevel"):
         Tokenizer(words)
+    words.pre_tokenizer = tokenizers.pre_tokenizers.PreTokenizer.custom(object())
+    with pytest.raises(ValueError, match="backend must be one that can be saved"):
+        Tokenizer(words)
+
+
+def test_a_file_beyond_the_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sparse file can claim terabytes; that is no traceback."""
+
+    def refuse(path: Path) -> bytes:
+        raise MemoryError
+
+    (tmp_path / "huge.json").touch()
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ValueError, match=r"path must be a tokenizer file, got .*: MemoryError"):
+        Tokenizer.from_file(tmp_path / "huge.json")
 
 
 def shipped() -> tokenizers.Tokenizer:
@@ -149,50 +190,106 @@ END = {
     "normalized": False, "special": True,
 }  # fmt: skip
 
+SYMBOLS = {token: i for token, i in shipped().get_vocab().items() if i < 511}
+
+# What is wrong, how the message begins, and the parts of the file that make it so.
 CHANGES_TEXT = {
-    "lower case": {"normalizer": {"type": "Lowercase"}},
-    "composed": {"normalizer": {"type": "NFC"}},
-    "stripped": {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
-    "a space before": {"pre_tokenizer": BYTE_LEVEL | {"add_prefix_space": True}},
-    "no pre-tokenizer": {"pre_tokenizer": None},
-    "words": {"pre_tokenizer": {"type": "Whitespace"}},
-    "a sequence": {
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}]}
-    },
-    "tokens added around": {
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}],
-            "pair": [],
-            "special_tokens": {
-                "<|endoftext|>": {"id": "<|endoftext|>", "ids": [511], "tokens": ["<|endoftext|>"]}
-            },
-        }
-    },
-    "dropout": {"model": {"dropout": 0.5}},
-    "a prefix": {"model": {"continuing_subword_prefix": "##"}},
-    "a suffix": {"model": {"end_of_word_suffix": "</w>"}},
-    "another model": {"model": {"type": "WordPiece"}},
-    "another added token": {"added_tokens": [END, END | {"id": 512, "content": "<pad>"}]},
-    "end-of-text as text": {"added_tokens": [END | {"special": False}]},
-    "no end-of-text": {"added_tokens": []},
-    "a hole": {"added_tokens": [END | {"id": 600}]},
-}
+    "lower case": ("normalizer", {"normalizer": {"type": "Lowercase"}}),
+    "composed": ("normalizer", {"normalizer": {"type": "NFC"}}),
+    "a space before": (
+        "pre_tokenizer", {"pre_tokenizer": BYTE_LEVEL | {"add_prefix_space": True}},
+    ),
+    "no pre-tokenizer": ("pre_tokenizer", {"pre_tokenizer": None}),
+    "words": ("pre_tokenizer", {"pre_tokenizer": {"type": "Whitespace"}}),
+    "a sequence": (
+        "pre_tokenizer",
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}]}},
+    ),
+    "tokens added around": (
+        "post_processor",
+        {
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": END["content"], "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {
+                    END["content"]: {"id": END["content"], "ids": [511], "tokens": [END["content"]]}
+                },
+            }
+        },
+    ),
+    "dropout": ("dropout", {"model": {"dropout": 0.5}}),
+    "a prefix": ("continuing_subword_prefix", {"model": {"continuing_subword_prefix": "##"}}),
+    "a suffix": ("end_of_word_suffix", {"model": {"end_of_word_suffix": "</w>"}}),
+    "another model": ("model", {"model": {"type": "WordPiece"}}),
+    "another added token": (
+        "added token", {"added_tokens": [END, END | {"id": 512, "content": "<pad>"}]},
+    ),
+    "end-of-text as text": ("added token", {"added_tokens": [END | {"special": False}]}),
+    "no end-of-text": ("vocab must be one with '<", {"added_tokens": []}),
+    "a hole": ("ids", {"added_tokens": [END | {"id": 600}]}),
+    "one id twice": ("ids", {"model": {"vocab": SYMBOLS | {'"': 0}}}),
+    "a byte without a token": (
+        "vocab must be one with all 256 bytes",
+        {"model": {"vocab": {t: i for t, i in SYMBOLS.items() if t != "A"}, "merges": []}},
+    ),
+    "a token of no bytes": (
+        "token 511",
+        {
+            "model": {"vocab": SYMBOLS | {"—": 511}},
+            "added_tokens": [END | {"id": 512}],
+        },
+    ),
+    "end-of-text built from text": (
+        "merges",
+        {
+            "model": {"vocab": SYMBOLS | {END["content"]: 511}, "ignore_merges": True},
+            "pre_tokenizer": BYTE_LEVEL | {"use_regex": False},
+        },
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES_TEXT)
 def test_a_file_that_would_change_text_is_refused(change: str) -> None:
     """What rewrites, drops or adds text is named in one line, and is not run."""
-    with pytest.raises(ValueError, match=r"^[^\n]{1,300}$"):
-        Tokenizer.from_bytes(edited(**CHANGES_TEXT[change]))
+    part, changed = CHANGES_TEXT[change]
+    with pytest.raises(ValueError, match=rf"^{re.escape(part)}[^\n]{{1,300}}$"):
+        Tokenizer.from_bytes(edited(**changed))
 
 
+HARMLESS = {
+    "offsets": {"post_processor": BYTE_LEVEL | {"trim_offsets": False}},
+    "no decoder": {"decoder": None},
+    "an unknown token": {"model": {"unk_token": "!", "fuse_unk": True, "byte_fallback": True}},
+    "spaces eaten around end-of-text": {
+        "added_tokens": [END | {"lstrip": True, "rstrip": True, "single_word": True}]
+    },
+    "end-of-text in the middle": {
+        "model": {
+            "vocab": {t: i + (i >= 300) for t, i in SYMBOLS.items()} | {END["content"]: 300}
+        },
+        "added_tokens": [END | {"id": 300}],
+    },
+    "no words": {"pre_tokenizer": BYTE_LEVEL | {"use_regex": False}},
+    "truncation that the library cannot run": {
+        "truncation": {
+            "direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 9,
+        }
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HARMLESS)
+@settings(max_examples=25)
 @given(text=TEXT)
-def test_a_harmless_file_keeps_every_text(text: str) -> None:
-    """Parts that cannot change the text may stay: offsets, an unknown token, another id order."""
-    harmless = edited(post_processor=BYTE_LEVEL | {"trim_offsets": False}, decoder=None)
-    tokenizer = Tokenizer.from_bytes(harmless)
-    assert text == tokenizer.decode(tokenizer.encode(text))
+@example(text=" a <|endoftext|> b ")
+def test_a_harmless_file_keeps_every_text(kind: str, text: str) -> None:
+    """Parts that cannot change the text may stay, and end-of-text stays out of a prompt."""
+    tokenizer = Tokenizer.from_bytes(edited(**HARMLESS[kind]))
+    ids = tokenizer.encode(text)
+    assert text == tokenizer.decode(ids)
+    assert tokenizer.eos_id not in ids
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"3", b"null", b"\xff", b"[" * 100_000, b"{}"])
