@@ -442,6 +442,19 @@ def test_an_indentation_that_markdown_does_not_take_is_refused(indent: str) -> N
         "assert 'a string'",
         "assert 1 == 2 or True",
         "assert x == x",
+        "assert x == x == y",
+        "assert (x == x).all()",
+        "assert not (x != x)",
+        "assert x or not x",
+        "assert all([])",
+        "assert not None",
+        "assert len([1]) == 1",
+        "assert 1 + 1 == 2",
+        "assert y and True",
+        "assert len(x) >= 0",
+        "import torch\nassert torch.equal(x, x)",
+        "assert x.allclose(x)",
+        "import torch\ntorch.testing.assert_close(x, x)",
         "exit()",
         "quit(0)",
         "try:\n    assert 1 == 2\nexcept:\n    pass",
@@ -453,6 +466,22 @@ def test_code_that_breaks_the_rules_or_hides_is_refused(code: str) -> None:
     """The rule for imports, and the ways to write a check that cannot fail, at any depth."""
     with pytest.raises(FenceError):
         examples(PAGE, python(code=code))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "assert write(0) == write(0)",
+        "import torch\nassert torch.equal(write(0), write(0))",
+        "assert x == y or y == z",
+        "assert not x",
+        "assert len(x) >= 1",
+        "assert all(f(y) for y in x)",
+    ],
+)
+def test_an_assertion_that_can_fail_is_let_through(code: str) -> None:
+    """A function that is called twice may answer differently: that is what is asserted."""
+    assert examples(PAGE, python(code=code))
 
 
 def test_some_pages_may_import_more() -> None:
@@ -500,11 +529,60 @@ def test_what_the_site_shows_as_written_is_no_problem() -> None:
         NUMBERED.format("   "),
         NUMBERED.format(""),
         "1. One\n\n   More.\n\n2. Two\n",
+        "<code>x = 1<br>assert x == 2</code>",
     ],
 )
 def test_code_in_other_clothes_and_broken_lists_are_found(text: str) -> None:
     """Code that the site shows and no fence holds, or numbers that begin again, are problems."""
     assert list(problems(text, PAGE))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<img src=x onerror=alert(1)>",
+        "| a |\n|--|\n| <img src=x onerror=alert(1)> |",
+        '!!! note "<img src=x onerror=alert(1)>"\n\n    Text.',
+        "# <img src=x onerror=alert(1)>",
+        "[a](javascript:alert(1))",
+        "[a](JavaScript:alert(1))",
+        "[a]\n\n[a]: javascript:alert(1)",
+        "<a href=' java&#115;cript:alert(1)'>a</a>",
+        "[a](data:text/html,x)",
+        "![a](//example.org/a.png)",
+        "<p onclick='x()'>a</p>",
+        "# A title {: onclick='x()' }",
+        "<details open ontoggle='x()'>a</details>",
+        "<svg onload='x()'></svg>",
+        "<svg><script>x()</script></svg>",
+        *(f"<{tag}>x</{tag}>" for tag in ("button", "form", "iframe", "object", "style", "video")),
+        *(f"<{tag}>" for tag in ("base href='/'", "embed src=x", "link href=x", "meta content=x")),
+        "<p style='display: none'>a</p>",
+        "<p hidden>a</p>",
+        "<input type='text' value='57'>",
+    ],
+)
+def test_what_acts_fetches_or_hides_is_found(text: str) -> None:
+    """A page shows text, pictures and links: no other element, attribute or kind of address."""
+    assert list(problems(text + "\n", PAGE))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A [link](https://example.org), <https://example.org>, [one](loop.md#a) and `code`.",
+        "| a | b |\n|:-:|--:|\n| 1 | 2 |",
+        '=== "A tab"\n\n    Text.\n\n=== "Another"\n\n    More.',
+        '??? note "Closed"\n\n    Text.[^1]\n\n[^1]: A note.',
+        "Two\n:   terms, and $x^2$\n\n$$\nx\n$$",
+        "- [x] done",
+        '![A shot](assets/shot.png "A title"){ width=300 }',
+        "<figure markdown='span'>\nText.\n<figcaption>A <b>caption</b></figcaption>\n</figure>",
+    ],
+)
+def test_what_markdown_is_made_of_is_let_through(text: str) -> None:
+    """Whatever the site's extensions make of plain Markdown is on the list of elements."""
+    assert [] == list(problems(text + "\n", PAGE))
 
 
 # --- Continuations and outputs -------------------------------------------------------------------

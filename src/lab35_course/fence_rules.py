@@ -8,6 +8,9 @@ never taken, or swallowed by an `except`, fails the fence.
 from __future__ import annotations
 
 import ast
+import builtins
+import itertools
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -36,6 +39,7 @@ _NAMES = {
         "can switch code off where the tests run it",
     ),
 }
+_EQUAL = re.compile(r"equal$|^eq$|close$")
 _BROAD = {"AssertionError", "BaseException", "Exception"}
 _ALWAYS = (ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Constant, ast.JoinedStr, ast.Lambda)
 
@@ -81,6 +85,8 @@ def _refused(node: ast.AST, allowed: set[str]) -> Iterator[str]:
             yield "sys.modules goes round the rule for imports"
         case ast.Assert(test=test) if _is_constant(test):
             yield "this assertion cannot fail"
+        case ast.Expr(value=ast.Call() as call) if _with_itself(call):
+            yield "this comparison with itself cannot fail"
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) if _never(test):
             yield "this branch is never taken"
         case ast.ExceptHandler(type=kind) if kind is None or _BROAD & _names(kind):
@@ -99,11 +105,47 @@ def _not_allowed(module: str) -> str:
 
 
 def _is_constant(test: ast.expr) -> bool:
-    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or):
-        return any(_is_constant(value) for value in test.values)
-    if isinstance(test, ast.Compare) and len(test.comparators) == 1:
-        return ast.dump(test.left) == ast.dump(test.comparators[0])
-    return isinstance(test, _ALWAYS)
+    match test:
+        case ast.BoolOp(op=ast.Or(), values=values):
+            told = {ast.dump(value) for value in values}
+            return any(
+                _is_constant(value)
+                or (isinstance(value, ast.UnaryOp) and ast.dump(value.operand) in told)
+                for value in values
+            )
+        case ast.BoolOp(values=values):
+            return any(_is_constant(value) for value in values)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _is_constant(operand)
+        case ast.Compare(ops=[ast.GtE()], comparators=[ast.Constant(value=0)]) if (
+            _last(getattr(test.left, "func", test)) == "len"
+        ):
+            return True
+    # Nothing but literals and built-in functions: it was decided when it was typed.
+    named = (node.id for node in ast.walk(test) if isinstance(node, ast.Name))
+    literal = all(name in vars(builtins) for name in named)
+    return isinstance(test, _ALWAYS) or literal or any(map(_with_itself, ast.walk(test)))
+
+
+def _with_itself(node: ast.AST) -> bool:
+    """Say whether something is compared with itself, by an operator or by a function's name."""
+    match node:
+        case ast.Compare(left=left, comparators=right):
+            pairs = itertools.pairwise((left, *right))
+        case ast.Call(func=function, args=[one, other, *_]) if _EQUAL.search(_last(function)):
+            pairs = [(one, other)]
+        case ast.Call(func=ast.Attribute(value=one, attr=name), args=[other]) if _EQUAL.search(
+            name
+        ):
+            pairs = [(one, other)]
+        case _:
+            return False
+    return any(ast.dump(one) == ast.dump(other) and not _is_run(one) for one, other in pairs)
+
+
+def _is_run(side: ast.expr) -> bool:
+    """Say whether this calls a function: what it returns may differ from one call to the next."""
+    return isinstance(side, ast.Call) and isinstance(side.func, ast.Name)
 
 
 def _never(test: ast.expr) -> bool:

@@ -1,14 +1,15 @@
 """Typed numbers: find each one in the prose that speaks of a time or a factor.
 
 A measured number on a page stands between markers, where a script writes it. This module finds the
-ones that do not: a number, in digits or in words, with a unit of time, a rate, a percent sign, or
-`times` and `×`. A few are meant, because they are defined, counted or quoted, and not measured.
+ones that do not: a number, in digits or in words, with a unit of time, a rate, a percent sign,
+`times` and `×`, a factor or an order of magnitude, however it is spaced or set. A few are meant, because they are defined, counted or quoted, and not measured.
 Each of these is listed in `typed.toml`, with its reason; an entry that no page needs is an error.
 """
 
 from __future__ import annotations
 
 import ast
+import html
 import inspect
 import re
 import tomllib
@@ -25,22 +26,37 @@ __all__ = ["Typed", "check_prose", "prose_sources", "read_allowed", "typed_numbe
 ALLOWED = Path(__file__).with_name("typed.toml")
 """The list of numbers that may be typed, by page."""
 
-_PART = r"(?:half|third|quarter|fifth|sixth|tenth|hundredth|thousandth)s?"
+_GAP = r"(?:[^\S\n]|-)*(?:\n[^\S\n]*)?"  # any kind of blank, or the end of a line
+_PART = r"(?:half|third|quarter|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth)s?"
 _WORD = (
     r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|fifteen|sixteen|twenty|"
-    r"thirty|forty|fifty|sixty|a hundred|hundred|thousand|million|a dozen|dozens|half an?|few)"
+    r"thirty|forty|fifty|sixty|a hundred|hundred|thousand|million|a dozen|dozens(?: of)?|half an?|"
+    r"few|several|couple of)"
 )
-_NUMBER = rf"(?:\d[\d.,]*|\b{_WORD}(?:[ -](?:hundred|thousand|million|and a half))?)"
+_DIGITS = r"\d(?:[\d.,]*\d)?k?(?:e[-+]?\d+)?"
+_NUMBER = rf"(?:{_DIGITS}|[½⅓⅔¼¾⅕⅛]|\b{_WORD}(?:[ -](?:hundred|thousand|million|and a half))?)"
 _SEVERAL = rf"{_NUMBER}(?:(?:\s+(?:to|or|and)\s+|\s?[–-]\s?){_NUMBER})?"
-_LONG = r"(?:(?:nano|micro|milli)?seconds?|secs?|minutes?|hours?|days?|weeks?)(?![\w-])"
-_SHORT = r"(?-i:ns|µs|μs|us|ms|s|min|h)(?![\w'’-])"  # after digits only: "ones" is no time
-_FACTOR = r"(?:times|×|x(?![\w-])|-?fold\b|%|per ?cent\b|percent\b)"
-_RATE = r"(?:tokens?|[KMGT]i?B|bytes?|GFLOPS?|FLOPs?|calls?)\s?(?:/\s?s\b|(?:a|per) second)"
+_LONG = (
+    r"(?:(?:(?:nano|micro|milli)?sec(?:ond)?s?|[mu]secs?|millis|minutes?|hours?|days?|weeks?)"
+    r"(?![\w-]))"
+)
+_TINY = r"(?-i:ns|µs|μs|us|ms)(?![\w’-]|'\w)"
+_SHORT = r"(?-i:s|min|h)(?![\w’-]|'\w)"  # after digits only: "ones" is no time
+_FACTOR = r"(?:times|×|x(?![\w-])|fold\b|%|‰|per ?cent(?:age points)?\b)"
+_RATE = (
+    r"(?:tok(?:en)?s?|[KMGT]i?B|bytes?|GFLOPS?|FLOPs?|calls?)\s?"
+    r"(?:/\s?s(?:ec(?:ond)?)?\b|(?:a|each|every|per) second)"
+)
 _FOUND = re.compile(
-    rf"(?<![\w.]){_SEVERAL}[ \t-]*(?:{_LONG}|{_FACTOR}|{_RATE})"
-    rf"|(?<![\w.])\d[\d.,]*[ \t]*{_SHORT}"
-    rf"|\b(?:an?|one|two|three|nine)[ -]{_PART}\s+(?:of|as|more|less|faster|slower|longer)\b"
-    r"|\b(?:twice|thrice|doubl(?:e[ds]?|ing)|halv(?:ed?|ing)|half as)\b",
+    rf"(?<![\w.]){_SEVERAL}{_GAP}(?:{_LONG}|{_TINY}|{_FACTOR}|{_RATE})"
+    rf"|(?<![\w.]){_DIGITS}{_GAP}{_SHORT}"
+    rf"|(?:\b(?:an?|{_WORD})[ -]{_PART}|[½⅓⅔¼¾⅕⅛])\s+(?:of|as|more|less|faster|slower|longer)\b"
+    rf"|\b{_PART} of an? (?:second|minute|hour)\b"
+    r"|\b(?:under|within|than|about|nearly|almost) an? (?:second|minute|hour)\b"
+    rf"|\b(?:factor|speed-?up)(?: (?:of|is|was|about|nearly))*\s{_NUMBER}"
+    r"|\borders? of magnitude\b"
+    r"|\b(?:twice|thrice|(?:doubl|tripl|quadrupl)(?:e[ds]?|ing)|halv(?:ed?|ing)|half as"
+    r"|half (?:of )?the (?:time|step|work|speed))\b",
     re.IGNORECASE,
 )
 
@@ -51,6 +67,16 @@ _SILENT = (
     re.compile(r"(?<!\$)\$[^$\n]+\$"),  # formulas
     re.compile(r"(?<=\]\()[^)\s]+"),  # addresses
 )
+# A number alone is read through whatever makes it bold, code or a formula.
+_DRESSED = re.compile(r"(`+|\$)(\d[\d.,]*)(?:[ \t]*\\times[ \t]*(?=\$))?\1")
+_DRESS = re.compile(r"</?[a-z]+>|\*+|(?<!\w)_+|_+(?!\w)")
+
+
+def _undressed(text: str) -> str:
+    """Show entities as their characters, and leave out what only changes how a number looks."""
+    text = "\n".join(" ".join(html.unescape(line).split("\n")) for line in text.split("\n"))
+    text = _DRESSED.sub(lambda found: found[2] + " ×" * (r"\times" in found[0]), text)
+    return _DRESS.sub("", text)
 
 
 @dataclass(frozen=True)
@@ -78,11 +104,20 @@ def typed_numbers(text: str, where: str) -> Iterator[Typed]:
         for row in range(fence.line - 1, fence.end):
             lines[row] = ""
     prose = "\n".join(lines)
-    for silent in _SILENT:
-        prose = silent.sub(lambda found: re.sub(r"[^\n]", "\0", found[0]), prose)
-    for number, line in enumerate(prose.split("\n"), start=1):
-        for found in _FOUND.finditer(line):
-            yield Typed(where, number, " ".join(found[0].split()), lines[number - 1].strip())
+    for silent in _SILENT[:2]:
+        prose = silent.sub(_blank, prose)
+    prose = _undressed(prose)
+    for silent in _SILENT[2:]:
+        prose = silent.sub(_blank, prose)
+    for found in _FOUND.finditer(prose):
+        number = prose.count("\n", 0, found.start()) + 1
+        last = number + found[0].count("\n")
+        sentence = " ".join(line.strip() for line in lines[number - 1 : last])
+        yield Typed(where, number, " ".join(found[0].split()), sentence)
+
+
+def _blank(found: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", "\0", found[0])
 
 
 def prose_sources(root: Path) -> dict[str, str]:
