@@ -475,6 +475,7 @@ def test_code_that_breaks_the_rules_or_hides_is_refused(code: str) -> None:
         "import torch\nassert torch.equal(write(0), write(0))",
         "assert x == y or y == z",
         "assert not x",
+        "assert 1 == 2",
         "assert len(x) >= 1",
         "assert all(f(y) for y in x)",
     ],

@@ -8,7 +8,6 @@ never taken, or swallowed by an `except`, fails the fence.
 from __future__ import annotations
 
 import ast
-import builtins
 import itertools
 import re
 import sys
@@ -39,6 +38,7 @@ _NAMES = {
         "can switch code off where the tests run it",
     ),
 }
+_PURE = {function.__name__: function for function in (all, any, bool, len, sum)}
 _EQUAL = re.compile(r"equal$|^eq$|close$")
 _BROAD = {"AssertionError", "BaseException", "Exception"}
 _ALWAYS = (ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Constant, ast.JoinedStr, ast.Lambda)
@@ -121,10 +121,21 @@ def _is_constant(test: ast.expr) -> bool:
             _last(getattr(test.left, "func", test)) == "len"
         ):
             return True
-    # Nothing but literals and built-in functions: it was decided when it was typed.
-    named = (node.id for node in ast.walk(test) if isinstance(node, ast.Name))
-    literal = all(name in vars(builtins) for name in named)
-    return isinstance(test, _ALWAYS) or literal or any(map(_with_itself, ast.walk(test)))
+    return isinstance(test, _ALWAYS) or _holds(test) or any(map(_with_itself, ast.walk(test)))
+
+
+def _holds(test: ast.expr) -> bool:
+    """Say whether nothing but literals and a few functions stands there, and it is true."""
+    allowed = (ast.expr, ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
+    for node in ast.walk(test):
+        named = isinstance(node, ast.Name) and node.id not in _PURE
+        huge = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow | ast.LShift | ast.Mult)
+        if named or huge or not isinstance(node, allowed) or isinstance(node, ast.Attribute):
+            return False
+    try:
+        return bool(eval(compile(ast.Expression(test), "", "eval"), {"__builtins__": _PURE}))
+    except Exception:  # it fails when it runs, and says why
+        return False
 
 
 def _with_itself(node: ast.AST) -> bool:

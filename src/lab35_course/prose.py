@@ -2,8 +2,9 @@
 
 A measured number on a page stands between markers, where a script writes it. This module finds the
 ones that do not: a number, in digits or in words, with a unit of time, a rate, a percent sign,
-`times` and `×`, a factor or an order of magnitude, however it is spaced or set. A few are meant, because they are defined, counted or quoted, and not measured.
-Each of these is listed in `typed.toml`, with its reason; an entry that no page needs is an error.
+`times` and `×`, a factor or an order of magnitude, however it is spaced or set. A few are meant,
+because they are defined, counted or quoted, and not measured. Each is listed in `typed.toml`,
+with its reason; an entry that no page needs is an error.
 """
 
 from __future__ import annotations
