@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
+import http.client
 import json
 import math
 import os
@@ -34,8 +35,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import load_file, save
 from torch import Tensor
+from typer.exceptions import TyperException
 
-from lab35.checkpoint import FILES, CheckpointError, load_pretrained, replacing, save_checkpoint
+from lab35.checkpoint import (
+    FILES,
+    INCOMING,
+    CheckpointError,
+    load_pretrained,
+    read_record,
+    replacing,
+    save_checkpoint,
+)
 from lab35.model import GPT, GPTConfig
 from lab35.terminal import error_console
 from lab35.tokenizer import Tokenizer
@@ -199,7 +209,7 @@ class Run:
             group["lr"] = self.recipe.rate(self.step)
         idx, targets = self.corpus.batch(self.recipe, self.model.config.block_size, self.step)
         _, loss = self.model(idx, targets=targets)
-        self._check_finite("training", loss.item())
+        self._check_finite("training", loss.item(), self.step + 1)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -219,18 +229,18 @@ class Run:
             DivergedError: If the held-out loss is not finite.
         """
         nats = held_out_loss(self.average, self.corpus.held_out)
-        self._check_finite("held-out", nats)
+        self._check_finite("held-out", nats, self.step)
         self.curve.append({"step": self.step, "train": train_loss, "held_out": nats})
-        if nats >= self.best:
+        if not nats < self.best:
             return False
         self.best, self.best_step = nats, self.step
         return True
 
-    def _check_finite(self, name: str, nats: float) -> None:
+    def _check_finite(self, name: str, nats: float, step: int) -> None:
         if not math.isfinite(nats):
+            kept = f"; the weights of step {self.best_step} are kept" if self.curve else ""
             raise DivergedError(
-                f"the {name} loss is {nats} at step {self.step + 1}; lower the learning rate. "
-                "The folder keeps the best weights so far"
+                f"the {name} loss is {nats} at step {step}: lower the learning rate{kept}"
             )
 
     def bits_per_byte(self, nats: float) -> float:
@@ -283,6 +293,8 @@ class Run:
         """
         path = folder / STATE_FILE
         try:
+            if path.exists() and not path.is_file():
+                raise OSError("not a regular file")  # a pipe would be waited for
             tensors = load_file(path)
             with safetensors.safe_open(path, framework="pt") as file:
                 metadata = file.metadata()
@@ -293,6 +305,7 @@ class Run:
         if (metadata.get("recipe"), metadata.get("corpus")) != (recipe, self.corpus.sha256):
             told = metadata.get("recipe", "no recipe")
             raise ValueError(f"resume needs the recipe and corpus of {path}: {told}")
+        self._check_record(folder)
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
@@ -305,6 +318,16 @@ class Run:
                 f"resume needs a state of these sizes in {path}: {told:.200}"
             ) from None
 
+    def _check_record(self, folder: Path) -> None:
+        """Refuse to go on beside the checkpoint of another run, which would be lost or misnamed."""
+        try:
+            record = read_record(folder)
+        except CheckpointError:  # there is none yet
+            return
+        own = (dataclasses.asdict(self.recipe), self.corpus.sha256)
+        if (record.get("recipe"), record.get("corpus_sha256")) != own:
+            raise ValueError(f"resume needs the checkpoint of the same run in {folder}")
+
     def _take_over(self, part: Callable[[str], dict[str, Tensor]], progress: str) -> None:
         """Put stored tensors and counts into their places."""
         self.model.load_state_dict(part("model."))
@@ -314,10 +337,14 @@ class Run:
             index, name = key.split(".")
             state.setdefault(int(index), {})[name] = value
         self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": state})
-        self.step, self.best, self.best_step, self.curve = json.loads(progress)
+        step, best, best_step, curve = json.loads(progress)
+        sound = 0 < best_step <= step <= self.recipe.steps and math.isfinite(best)
+        if not sound or [point["step"] for point in curve][-1] != step:
+            raise ValueError(f"its progress cannot be, {progress:.80}")
+        self.step, self.best, self.best_step, self.curve = step, best, best_step, curve
 
 
-def read_corpus(path: Path | None, console: Console) -> str:
+def read_corpus(path: Path | None) -> str:
     """Read the text, or fetch the book and take away Project Gutenberg's own words around it.
 
     A byte-order mark is no part of it, and every line ends in a line feed.
@@ -336,15 +363,13 @@ def read_corpus(path: Path | None, console: Console) -> str:
         try:
             with urllib.request.urlopen(EBOOK, timeout=60) as response:
                 book = response.read().decode("utf-8-sig").replace("\r\n", "\n")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, UnicodeDecodeError, http.client.HTTPException) as error:
             raise ValueError(f"corpus could not be fetched ({error}); give --corpus PATH") from None
         parts = re.split(r"\*\*\* ?(?:START|END)[^\n]*\*\*\*", book)
         if len(parts) < 3:
             raise ValueError(f"corpus must be the book at {EBOOK}; give --corpus PATH")
         text = parts[1].strip() + "\n"
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if hashlib.sha256(text.encode()).hexdigest() != CORPUS_SHA256:
-        console.print("note: this is not the text of the course's own checkpoint")
     return text
 
 
@@ -356,12 +381,17 @@ def check_out(out: Path, *, resume: bool, overwrite: bool) -> None:
             has not said what to do with.
     """
     try:
-        present = [name for name in (*FILES, STATE_FILE) if (out / name).exists()]
+        present = [name for name in (*FILES, INCOMING, STATE_FILE) if (out / name).exists()]
         if present and not (resume or overwrite):
             raise ValueError(
                 f"out must hold no checkpoint, got {out} with {', '.join(present)}; "
                 "give --resume to go on with it, --overwrite to replace it, or another folder"
             )
+        for name in (*FILES, STATE_FILE):
+            if (out / name).exists() and not (out / name).is_file():
+                raise ValueError(f"out must be a folder of files, got {out} with another {name}")
+        for left in out.glob(f".{STATE_FILE}.*"):  # of a run that was killed as it wrote
+            left.unlink(missing_ok=True)
         made = [folder for folder in (out, *out.parents) if not folder.exists()]
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -373,6 +403,15 @@ def check_out(out: Path, *, resume: bool, overwrite: bool) -> None:
                     folder.rmdir()
     except OSError as error:
         raise ValueError(f"out must be a folder that can be written, got {out}: {error}") from None
+
+
+def _tell_what_goes(out: Path, console: Console) -> None:
+    """Say which checkpoint a run is about to replace."""
+    try:
+        loss = read_record(out).get("held_out_nats_per_token")
+    except CheckpointError:
+        return
+    console.print(f"note: replaces a checkpoint of {loss} nats a token in {out}", markup=False)
 
 
 def train(run: Run, out: Path, console: Console) -> None:
@@ -443,11 +482,18 @@ def main(
         )
         check_out(out, resume=resume, overwrite=overwrite)
         config = GPTConfig(dropout=recipe.dropout)
-        text = read_corpus(corpus, console)
-        tokenizer = Tokenizer.train(text, config.vocab_size - 257)
+        text = read_corpus(corpus)
+        if overwrite:
+            _tell_what_goes(out, console)
+        try:
+            tokenizer = Tokenizer.train(text, config.vocab_size - 257)
+        except ValueError as error:
+            raise ValueError(f"corpus must be longer: {error}") from None
         run = Run.start(recipe, Corpus.split(text, tokenizer), tokenizer, config)
         if resume:
             run.resume(out)
+        if run.corpus.sha256 != CORPUS_SHA256:
+            console.print("note: this is not the text of the course's own checkpoint")
         train(run, out, console)
     except (ValueError, CheckpointError, OSError) as error:
         told = " ".join(str(error).split())
@@ -465,4 +511,10 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    try:
+        app(standalone_mode=False)
+    except TyperException as error:
+        print(f"train: error: {' '.join(error.format_message().split())}", file=sys.stderr)
+        sys.exit(2)

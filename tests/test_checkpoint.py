@@ -243,6 +243,14 @@ SPELLINGS = {
     "with a folder": "{digest}  ./{name}",
     "upper case": "{upper}  {name}",
     "tag": "SHA256 ({name}) = {digest}",
+    "one space": "{digest} {name}",
+    "tab": "\t{digest}\t{name}",
+    "escaped": "\\{digest}  {name}",
+    "narrow tag": "SHA256({name})={digest}",
+    "wide tag": "SHA256 ({name}) \t=\t {digest}",
+    "whole path": "{digest}  {folder}/{name}",
+    "around": "{digest}  ../checkpoint/{name}",
+    "other files too": "{digest}  {name}\n{digest}  {name}-\udce9 \u2028.txt",
     "carriage return": "{digest}  {name}\r",
     "comment": "# by hand\n{digest}  {name}\n",
 }
@@ -253,13 +261,17 @@ def test_digests_in_any_spelling_of_sha256sum(copy: Path, spelling: str) -> None
     """What `sha256sum` writes and checks is read, in binary mode, with --tag, in either case."""
     digests = read_digests(ASSETS)
     lines = [
-        SPELLINGS[spelling].format(name=name, digest=digest, upper=digest.upper())
+        SPELLINGS[spelling].format(name=name, digest=digest, upper=digest.upper(), folder=copy)
         for name, digest in digests.items()
     ]
-    (copy / DIGESTS_FILE).write_bytes(("\n".join(lines) + "\n").encode())
-    assert digests == read_digests(copy)
+    (copy / DIGESTS_FILE).write_bytes(os.fsencode("\n".join(lines) + "\n"))
+    if spelling == "other files too":
+        assert digests.items() <= read_digests(copy).items()
+        lines = lines[:1]
+    else:
+        assert digests == read_digests(copy)
     load_pretrained(copy)
-    if shutil.which("sha256sum") and spelling != "carriage return":
+    if shutil.which("sha256sum") and spelling not in ("carriage return", "other files too"):
         command = ["sha256sum", "--check", "--status", DIGESTS_FILE]
         assert subprocess.run(command, cwd=copy).returncode == 0
 
@@ -267,10 +279,11 @@ def test_digests_in_any_spelling_of_sha256sum(copy: Path, spelling: str) -> None
 @pytest.mark.parametrize(
     ("contents", "told"),
     [
-        (b"\xff\xfe", "not a sha256sum file"),
+        (b"\xff\xfe", "not a sha256sum file, line 1"),
+        (b"\f" + b"0" * 64 + b"  model.safetensors", "line 1 is"),
         (b"0123  model.safetensors\n", "line 1 is '0123  model.safetensors'"),
         (b"g" * 64 + b"  model.safetensors\n", "line 1 is"),
-        (b"\n" + b"0" * 64 + b" model.safetensors\n", "line 2 is"),
+        (b"\n" + b"0" * 63 + b"  model.safetensors\n", "line 2 is"),
         (b"0" * 64 + b"  x\n" + b"1" * 64 + b" *./x\n", "line 2 gives x a second digest"),
         (b"", "no digest for model.safetensors"),
     ],
@@ -305,7 +318,7 @@ def test_what_cannot_be_read_is_not_called_missing(
         (lambda: os.mkfifo(path), "not a regular file"),
         (lambda: path.mkdir(), "not a regular file"),
         (lambda: path.symlink_to(path), "cannot be read"),
-        (lambda: path.symlink_to(copy / "nowhere"), "missing"),
+        (lambda: path.symlink_to(copy / "nowhere"), "nowhere, where nothing is"),
     ):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         make()
@@ -330,7 +343,9 @@ def with_metadata(folder: Path, **metadata: str) -> None:
     redigest(folder)
 
 
-GOOD_CONFIG = {"vocab_size": 258, "n_layer": 2, "block_size": 8, "n_embd": 8, "n_head": 2}
+GOOD_CONFIG = {
+    "vocab_size": 258, "n_layer": 2, "block_size": 8, "n_embd": 8, "n_head": 2, "dropout": 0.0
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -388,6 +403,38 @@ def test_a_record_that_is_no_object(tmp_path: Path, record: str) -> None:
     with_metadata(tmp_path, config=json.dumps(GOOD_CONFIG), record=record)
     with pytest.raises(CheckpointError, match=r"^[^\n]{1,400}$"):
         read_record(tmp_path)
+
+
+@pytest.mark.parametrize("name", GOOD_CONFIG)
+def test_a_config_without_a_size_takes_no_default(tmp_path: Path, name: str) -> None:
+    """A default for what is missing may fit the weights: another number of heads always does."""
+    config = {key: value for key, value in GOOD_CONFIG.items() if key != name}
+    with_metadata(tmp_path, config=json.dumps(config), record="{}")
+    with pytest.raises(CheckpointError, match="its config must have vocab_size"):
+        load_pretrained(tmp_path)
+
+
+def test_weights_that_are_no_numbers_are_not_loaded(tmp_path: Path) -> None:
+    """A file with NaN in it, wherever it was written, is refused before it writes NaN."""
+    save_checkpoint(tmp_path, *pair(0), {"seed": 0})
+    weights = safetensors.torch.load_file(tmp_path / MODEL_FILE)
+    weights["ln_f.bias"][3] = float("nan")
+    config = {"config": json.dumps(GOOD_CONFIG)}
+    safetensors.torch.save_file(weights, tmp_path / MODEL_FILE, metadata=config)
+    redigest(tmp_path)
+    with pytest.raises(CheckpointError, match=r"ln_f\.bias must hold finite numbers"):
+        load_pretrained(tmp_path)
+
+
+def test_a_file_beyond_the_memory_is_one_line(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running out of memory while reading is about the file."""
+
+    def too_much(self: Path) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(Path, "read_bytes", too_much)
+    with pytest.raises(CheckpointError, match=r"cannot be read \(MemoryError\)"):
+        load_pretrained(copy)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool, torch.complex64])

@@ -136,10 +136,10 @@ def test_resume_refuses_another_recipe_or_text(tmp_path: Path) -> None:
 def test_the_corpus_must_be_text(tmp_path: Path) -> None:
     """A missing file and a file of other bytes are the user's to mend."""
     with pytest.raises(ValueError, match=r"corpus must be a UTF-8 text file, got .*none\.txt"):
-        read_corpus(tmp_path / "none.txt", QUIET)
+        read_corpus(tmp_path / "none.txt")
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     with pytest.raises(ValueError, match=r"corpus must be a UTF-8 text file, got .*latin\.txt"):
-        read_corpus(tmp_path / "latin.txt", QUIET)
+        read_corpus(tmp_path / "latin.txt")
 
 
 def test_the_script_says_it_in_one_line(tmp_path: Path) -> None:
@@ -248,6 +248,10 @@ def test_a_folder_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
         (["--threads", "1000000"], "threads must lie in"),
         (["--out", __file__], "out must be a folder"),
         (["--corpus", "/"], "corpus must be a UTF-8 text file"),
+        (["--corpus", "/dev/null"], "corpus must be"),
+        (["--steps", "0"], "Invalid value for '--steps'"),
+        (["--steps", "abc"], "Invalid value for '--steps'"),
+        (["--wings", "2"], "No such option"),
     ],
 )
 def test_bad_settings_are_one_line(tmp_path: Path, arguments: list[str], told: str) -> None:
@@ -281,7 +285,7 @@ def test_a_text_of_another_system_is_the_same_text(tmp_path: Path) -> None:
     """A byte-order mark and other line ends change no token."""
     for contents in (b"one\ntwo\n", b"\xef\xbb\xbfone\ntwo\n", b"one\r\ntwo\r\n", b"one\rtwo\r"):
         (tmp_path / "text").write_bytes(contents)
-        assert "one\ntwo\n" == read_corpus(tmp_path / "text", QUIET)
+        assert "one\ntwo\n" == read_corpus(tmp_path / "text")
 
 
 def test_a_foreign_state_is_refused(tmp_path: Path) -> None:
@@ -296,6 +300,69 @@ def test_a_foreign_state_is_refused(tmp_path: Path) -> None:
     (tmp_path / script.STATE_FILE).write_bytes(b"12345678")
     with pytest.raises(ValueError, match="resume needs"):
         run.resume(tmp_path)
+    (tmp_path / script.STATE_FILE).unlink()
+    os.mkfifo(tmp_path / script.STATE_FILE)
+    with pytest.raises(ValueError, match="not a regular file"):
+        run.resume(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("step", "best", "best_step", "curve"),
+    [
+        (4, math.nan, 4, [4]),
+        (-3, 1.0, -3, [-3]),
+        (10_000, 1.0, 4, [10_000]),
+        (4, 1.0, 8, [4]),
+        (4, 1.0, 4, []),
+        ("4", 1.0, 4, [4]),
+    ],
+)
+def test_progress_that_cannot_be_is_refused(
+    tmp_path: Path, step: object, best: float, best_step: int, curve: list[int]
+) -> None:
+    """A state with a NaN for its best would call anything better."""
+    run = start()
+    run.step, run.best, run.best_step = step, best, best_step
+    run.curve = [{"step": n, "train": 1.0, "held_out": 1.0} for n in curve]
+    run.save_state(tmp_path)
+    with pytest.raises(ValueError, match="resume needs a state"):
+        start().resume(tmp_path)
+
+
+def test_resume_leaves_the_checkpoint_of_another_run(tmp_path: Path) -> None:
+    """A state beside the weights of another recipe would give them its own record."""
+    script.train(start(), tmp_path / "a", QUIET)
+    script.train(
+        start(Recipe(steps=8, batch_size=4, warmup=2, eval_every=4)), tmp_path / "b", QUIET
+    )
+    (tmp_path / "a" / script.STATE_FILE).replace(tmp_path / "b" / script.STATE_FILE)
+    with pytest.raises(ValueError, match="resume needs the checkpoint of the same run"):
+        start().resume(tmp_path / "b")
+
+
+def test_what_is_replaced_is_told(tmp_path: Path) -> None:
+    """`--overwrite` names the loss of the checkpoint that goes."""
+    script.train(start(), tmp_path / "run", QUIET)
+    told = io.StringIO()
+    console = Console(file=told, width=200)
+    script._tell_what_goes(tmp_path / "run", console)
+    script._tell_what_goes(tmp_path / "nothing", console)
+    loss = read_record(tmp_path / "run")["held_out_nats_per_token"]
+    assert told.getvalue().startswith(f"note: replaces a checkpoint of {loss} nats a token")
+    assert told.getvalue().count("note") == 1
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "training.safetensors"])
+def test_a_folder_in_the_place_of_a_file_is_told_first(tmp_path: Path, name: str) -> None:
+    """What could not be written in the end is found in the beginning."""
+    (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match="out must be a folder of files"):
+        script.check_out(tmp_path, resume=False, overwrite=True)
+    with pytest.raises(ValueError, match="out must hold no checkpoint"):
+        script.check_out(tmp_path, resume=False, overwrite=False)
+    (tmp_path / name).rename(tmp_path / ".incoming")
+    with pytest.raises(ValueError, match="out must hold no checkpoint"):
+        script.check_out(tmp_path, resume=False, overwrite=False)
 
 
 def test_an_interruption_is_quiet(tmp_path: Path) -> None:

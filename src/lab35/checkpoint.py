@@ -16,7 +16,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def load_pretrained(path: str | Path | None = None) -> tuple[GPT, Tokenizer]:
         _checked(folder, name, digests) for name in (MODEL_FILE, TOKENIZER_FILE)
     )
     with _refusing(folder / MODEL_FILE):
-        model = _model(_metadata(model_data)["config"], safetensors.torch.load(model_data))
+        model = _model(_metadata(model_data).get("config"), safetensors.torch.load(model_data))
     with _refusing(folder / TOKENIZER_FILE):
         tokenizer = Tokenizer.from_bytes(tokenizer_data)
     if model.config.vocab_size != tokenizer.vocab_size:
@@ -126,12 +126,10 @@ def read_digests(path: str | Path | None = None) -> dict[str, str]:
     """
     folder = ASSETS if path is None else Path(path)
     listed = folder / DIGESTS_FILE
-    try:
-        lines = _read(folder, DIGESTS_FILE).decode().splitlines()
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{listed}: not a sha256sum file ({error})") from None
+    lines = os.fsdecode(_read(folder, DIGESTS_FILE)).split("\n")
     digests: dict[str, str] = {}
     for number, line in enumerate(lines, start=1):
+        line = line.removesuffix("\r")
         if not line.strip() or line.startswith("#"):
             continue
         found = _PLAIN_LINE.fullmatch(line) or _TAGGED_LINE.fullmatch(line)
@@ -140,15 +138,18 @@ def read_digests(path: str | Path | None = None) -> dict[str, str]:
                 f"{listed}: not a sha256sum file, line {number} is {line!r:.60}; "
                 "save the checkpoint again"
             )
-        name, digest = os.path.normpath(found["name"]), found["digest"].lower()
+        name = os.path.relpath(folder / found["name"], folder)
+        digest = found["digest"].lower()
         if digests.setdefault(name, digest) != digest:
             raise CheckpointError(f"{listed}: line {number} gives {name} a second digest")
     return digests
 
 
-# `DIGEST  NAME`, with ` *` in binary mode; and `SHA256 (NAME) = DIGEST`, which --tag writes.
-_PLAIN_LINE = re.compile(r"\s*(?P<digest>[0-9a-fA-F]{64}) [ *](?P<name>.+?)\s*")
-_TAGGED_LINE = re.compile(r"\s*SHA256 \((?P<name>.+)\) = (?P<digest>[0-9a-fA-F]{64})\s*")
+# `DIGEST  NAME`, with ` *` in binary mode; and `SHA256 (NAME) = DIGEST`, which --tag writes. Names
+# with odd characters are escaped, behind a backslash; none of ours is.
+_DIGEST = r"(?P<digest>[0-9a-fA-F]{64})"
+_PLAIN_LINE = re.compile(rf"[ \t]*\\?{_DIGEST}[ \t][ *]?(?P<name>.+)")
+_TAGGED_LINE = re.compile(rf"[ \t]*\\?SHA256 ?\((?P<name>.+)\)[ \t]*=[ \t]*{_DIGEST}")
 
 
 def _read(folder: Path, name: str) -> bytes:
@@ -160,11 +161,12 @@ def _read(folder: Path, name: str) -> bytes:
                 return place.read_bytes()
             reason = "not a regular file"
         except FileNotFoundError:
-            reason = (
-                f"missing; give a folder with {MODEL_FILE}, {TOKENIZER_FILE} and {DIGESTS_FILE}"
-            )
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-            reason = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+            reason = f"missing; give a folder with {', '.join(FILES)}"
+            if place.is_symlink():
+                reason = f"a link to {place.readlink()}, where nothing is"
+        except (OSError, ValueError, MemoryError) as error:  # ValueError: a NUL in the path
+            told = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            reason = f"cannot be read ({told})"
     raise CheckpointError(f"{path}: {reason}")
 
 
@@ -202,8 +204,12 @@ def _metadata(data: bytes) -> dict[str, Any]:
     return {name: json.loads(value) for name, value in told.items()}
 
 
-def _model(config: dict[str, Any], weights: dict[str, Tensor]) -> GPT:
+def _model(config: object, weights: dict[str, Tensor]) -> GPT:
     """Build a model around weights that fit it; nothing is made before they are known to."""
+    names = [field.name for field in fields(GPTConfig)]
+    if not isinstance(config, dict) or config.keys() != set(names):
+        # A default in place of what is not there could fit the weights, and be wrong.
+        raise ValueError(f"its config must have {', '.join(names)}, got {config!r:.80}")
     sizes = GPTConfig(**config)
     # A layer has several tensors: this bounds the sizes by the file's before they are multiplied.
     if sizes.n_layer > len(weights):
@@ -215,6 +221,8 @@ def _model(config: dict[str, Any], weights: dict[str, Tensor]) -> GPT:
             raise ValueError(f"{name} must have shape {expected.get(name)}, got {found.get(name)}")
         if weights[name].dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise ValueError(f"{name} must be float32, bfloat16 or float16")
+        if not weights[name].isfinite().all():
+            raise ValueError(f"{name} must hold finite numbers")
     model = GPT(sizes)
     model.load_state_dict(weights)
     return model
@@ -264,6 +272,7 @@ def save_checkpoint(
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())  # on the disk before anything points at it
+        written.chmod(0o755)  # whoever may read the files may read them here too
         written.replace(folder / INCOMING)  # the new checkpoint counts
     finally:
         shutil.rmtree(written, ignore_errors=True)
