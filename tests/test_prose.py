@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,8 @@ def test_prose_of_the_course() -> None:
         ("It is $4.4\\times$ faster.", "4.4 ×"),
         ("It is 4.4&times; faster.", "4.4×"),
         ("<abbr title='5 ms'>soon</abbr>", "5 ms"),
+        ("It is <!-- vaule: a b -->57<!-- /vaule --> times faster.", "57 times"),
+        ("It takes 62 <!-- quoted --> µs.", "62 µs"),
         ("A marker <!-- value: a b -->1<!-- /value --> and 7 ms typed.", "7 ms"),
     ],
 )
@@ -112,13 +115,14 @@ def test_an_entry_allows_its_own_sentence_alone() -> None:
 
 
 def test_docstrings_hold_no_html() -> None:
-    """The reference shows docstrings as Markdown, where an element of HTML would act."""
+    """The reference shows docstrings as Markdown, where an element or an address could act."""
+    acts = r"<[a-zA-Z/!?][^>\n]*>?|\]\((?!https?://|[\w./-]*(?:#[\w.-]+)?\))[^)\n]*"
     code = re.compile(r"^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
     found = [
         f"{where}: {tag}"
         for where, text in prose_sources(ROOT).items()
         if where.endswith(".py")
-        for tag in re.findall(r"<[a-zA-Z/!?][^>\n]*>?", code.sub("", text))
+        for tag in re.findall(acts, code.sub("", text))
     ]
     assert [] == found
 
@@ -129,3 +133,15 @@ def test_docstrings_are_prose_too() -> None:
     assert {"README.md", "docs/loop.md", "src/lab35/loop.py", "CHANGELOG.md"} <= sources.keys()
     assert "The loop: score, choose, append" in sources["src/lab35/loop.py"].splitlines()[0]
     assert "import torch\nfrom torch import" not in sources["src/lab35/loop.py"]
+
+
+def test_help_and_titles_are_prose_too(tmp_path: Path) -> None:
+    """What an option says about itself, and the description of the site, are read as well."""
+    module = tmp_path / "src" / "lab35" / "cli.py"
+    module.parent.mkdir(parents=True)
+    module.write_text('x = Option(5,\n    help="Takes 5 ms, "\n    "or 4.4 times less.")\n')
+    (tmp_path / "mkdocs.yml").write_text("site_description: 57 times faster\n")
+    problems = check_prose(prose_sources(tmp_path), {})
+    assert ["mkdocs.yml:1", "src/lab35/cli.py:2", "src/lab35/cli.py:2"] == [
+        problem.where for problem in problems
+    ]

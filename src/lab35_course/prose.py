@@ -61,9 +61,9 @@ _FOUND = re.compile(
     re.IGNORECASE,
 )
 
+_WRITTEN = re.compile(r"<!--\s*(table|value):.*?-->.*?<!--\s*/\1\s*-->", re.DOTALL)  # by a script
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _SILENT = (
-    re.compile(r"<!--\s*(table|value):.*?-->.*?<!--\s*/\1\s*-->", re.DOTALL),  # written by a script
-    re.compile(r"<!--.*?-->", re.DOTALL),
     re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)"),  # code
     re.compile(r"(?<!\$)\$[^$\n]+\$"),  # formulas
     re.compile(r"(?<=\]\()[^)\s]+"),  # addresses
@@ -105,10 +105,11 @@ def typed_numbers(text: str, where: str) -> Iterator[Typed]:
         for row in range(fence.line - 1, fence.end):
             lines[row] = ""
     prose = "\n".join(lines)
-    for silent in _SILENT[:2]:
-        prose = silent.sub(_blank, prose)
+    prose = _WRITTEN.sub(_blank, prose)
+    # A comment shows nothing, so a number and its unit on both sides of it stand together.
+    prose = _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), prose)
     prose = _undressed(prose)
-    for silent in _SILENT[2:]:
+    for silent in _SILENT:
         prose = silent.sub(_blank, prose)
     for found in _FOUND.finditer(prose):
         number = prose.count("\n", 0, found.start()) + 1
@@ -122,15 +123,16 @@ def _blank(found: re.Match[str]) -> str:
 
 
 def prose_sources(root: Path) -> dict[str, str]:
-    """Gather all prose that a reader meets: pages, and the docstrings of the package.
+    """Gather the prose that a reader meets: pages, docstrings and help of the package, titles.
 
     Args:
         root: The project's folder.
 
     Returns:
-        Markdown by path. Of a module only its docstrings are left, on the lines where they stand.
+        Markdown by path. Of a module only its docstrings and the help of its options are
+        left, on the lines where they stand.
     """
-    found = [*pages(root), root / "CONTRIBUTING.md", root / "CHANGELOG.md"]
+    found = [*pages(root), root / "CONTRIBUTING.md", root / "CHANGELOG.md", root / "mkdocs.yml"]
     modules = sorted((root / "src" / "lab35").rglob("*.py"))
     told = {path: path.read_text(encoding="utf-8") for path in [*found, *modules] if path.is_file()}
     return {
@@ -147,6 +149,8 @@ def _docstrings(source: str) -> str:
             case ast.Expr(value=ast.Constant(value=str())):
                 text = inspect.cleandoc(node.value.value).split("\n")
                 lines[node.lineno - 1 : node.lineno - 1 + len(text)] = text
+            case ast.keyword(arg="help", value=ast.Constant(value=str(told))):
+                lines[node.value.lineno - 1] = " ".join(told.split("\n"))  # of an option
     return "\n".join(lines)
 
 
