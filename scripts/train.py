@@ -22,7 +22,7 @@ import re
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -49,6 +49,9 @@ from lab35.checkpoint import (
 from lab35.model import GPT, GPTConfig
 from lab35.terminal import error_console
 from lab35.tokenizer import Tokenizer
+
+if os.name == "posix":
+    import fcntl
 
 EBOOK = "https://www.gutenberg.org/cache/epub/1661/pg1661.txt"
 CORPUS_SHA256 = "e21895308fe6da6919abc53e2cf77d81f914887897546153cc5d49b2eadefe50"
@@ -414,6 +417,32 @@ def _tell_what_goes(out: Path, console: Console) -> None:
     console.print(f"note: replaces a checkpoint of {loss} nats a token in {out}", markup=False)
 
 
+@contextlib.contextmanager
+def only_run_in(out: Path) -> Iterator[None]:
+    """Keep a folder for one run: of two that begin together, neither would find the other's files.
+
+    The lock goes with the process, however that ends.
+
+    Raises:
+        ValueError: If another run is writing there.
+    """
+    made = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(out, os.O_RDONLY) if os.name == "posix" else None
+    try:
+        if descriptor is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise ValueError(f"out must be a folder that no other run writes to, got {out}") from None
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+        if made:
+            with contextlib.suppress(OSError):  # it holds something
+                out.rmdir()
+
+
 def train(run: Run, out: Path, console: Console) -> None:
     """Run to the last step, keeping the best checkpoint and the state in `out`."""
     columns = (
@@ -490,11 +519,13 @@ def main(
         except ValueError as error:
             raise ValueError(f"corpus must be longer: {error}") from None
         run = Run.start(recipe, Corpus.split(text, tokenizer), tokenizer, config)
-        if resume:
-            run.resume(out)
-        if run.corpus.sha256 != CORPUS_SHA256:
-            console.print("note: this is not the text of the course's own checkpoint")
-        train(run, out, console)
+        with only_run_in(out):
+            check_out(out, resume=resume, overwrite=overwrite)  # another may have ended meanwhile
+            if resume:
+                run.resume(out)
+            if run.corpus.sha256 != CORPUS_SHA256:
+                console.print("note: this is not the text of the course's own checkpoint")
+            train(run, out, console)
     except (ValueError, CheckpointError, OSError) as error:
         told = " ".join(str(error).split())
         console.print(f"train: error: {told}", highlight=False, soft_wrap=True, markup=False)

@@ -317,6 +317,7 @@ def test_what_cannot_be_read_is_not_called_missing(
     for make, told in (
         (lambda: os.mkfifo(path), "not a regular file"),
         (lambda: path.mkdir(), "not a regular file"),
+        (lambda: path.touch() or os.truncate(path, 1 << 40), "at most"),  # nearly all a hole
         (lambda: path.symlink_to(path), "cannot be read"),
         (lambda: path.symlink_to(copy / "nowhere"), "nowhere, where nothing is"),
     ):

@@ -229,6 +229,23 @@ def test_a_second_run_does_not_replace_the_first(tmp_path: Path) -> None:
         script.check_out(tmp_path / "state", resume=False, overwrite=False)
 
 
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    """Begun together, both find it empty, and one would replace the other's weights unseen."""
+    out = tmp_path / "new"
+    with script.only_run_in(out):
+        words = [sys.executable, script.__file__, "--out", str(out), "--steps", "1"]
+        corpus = tmp_path / "text"
+        corpus.write_text("".join(f"{n} times {n} is {n * n}.\n" for n in range(2000)))
+        done = subprocess.run(
+            [*words, "--corpus", str(corpus)], check=False, capture_output=True, text=True
+        )
+        assert (2, []) == (done.returncode, list(out.iterdir()))
+        assert "no other run writes" in done.stderr.splitlines()[-1]
+    assert not out.exists()  # nothing was written, so nothing is left
+    with script.only_run_in(out):  # the lock went with its run
+        pass
+
+
 def test_a_folder_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
     """A file in the way is found before the training, and nothing is left behind."""
     (tmp_path / "file").write_text("mine")

@@ -43,6 +43,9 @@ TOKENIZER_FILE = "tokenizer.json"
 DIGESTS_FILE = "SHA256SUMS"
 FILES = (MODEL_FILE, TOKENIZER_FILE, DIGESTS_FILE)
 
+MAX_BYTES = 1 << 31
+"""The largest file that is read; one with a hole in it may be said to be larger than memory."""
+
 INCOMING = ".incoming"
 """Folder of a checkpoint that is whole, and on its way into its place; see `save_checkpoint`."""
 
@@ -157,9 +160,12 @@ def _read(folder: Path, name: str) -> bytes:
     path = folder / name
     for place in (folder / INCOMING / name, path):
         try:
-            if stat.S_ISREG(place.stat().st_mode):  # a pipe would be waited for
+            about = place.stat()
+            if stat.S_ISREG(about.st_mode) and about.st_size <= MAX_BYTES:
                 return place.read_bytes()
-            reason = "not a regular file"
+            reason = f"must hold at most {MAX_BYTES:,} bytes, got {about.st_size:,}"
+            if not stat.S_ISREG(about.st_mode):  # a pipe would be waited for
+                reason = "not a regular file"
         except FileNotFoundError:
             reason = f"missing; give a folder with {', '.join(FILES)}"
             if place.is_symlink():
