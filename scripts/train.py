@@ -40,6 +40,7 @@ from typer.exceptions import TyperException
 from lab35.checkpoint import (
     FILES,
     INCOMING,
+    MODEL_FILE,
     CheckpointError,
     load_pretrained,
     read_record,
@@ -327,8 +328,8 @@ class Run:
             record = read_record(folder)
         except CheckpointError:  # there is none yet
             return
-        own = (dataclasses.asdict(self.recipe), self.corpus.sha256)
-        if (record.get("recipe"), record.get("corpus_sha256")) != own:
+        own = {"recipe": dataclasses.asdict(self.recipe), "corpus_sha256": self.corpus.sha256}
+        if not isinstance(record, dict) or not own.items() <= record.items():
             raise ValueError(f"resume needs the checkpoint of the same run in {folder}")
 
     def _take_over(self, part: Callable[[str], dict[str, Tensor]], progress: str) -> None:
@@ -411,8 +412,10 @@ def check_out(out: Path, *, resume: bool, overwrite: bool) -> None:
 def _tell_what_goes(out: Path, console: Console) -> None:
     """Say which checkpoint a run is about to replace."""
     try:
-        loss = read_record(out).get("held_out_nats_per_token")
-    except CheckpointError:
+        loss = read_record(out)["held_out_nats_per_token"]
+    except (CheckpointError, LookupError, TypeError):
+        loss = "unknown"
+    if not (out / MODEL_FILE).exists():
         return
     console.print(f"note: replaces a checkpoint of {loss} nats a token in {out}", markup=False)
 
