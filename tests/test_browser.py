@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -84,7 +84,13 @@ def look(page: Page, url: str, problems: list[str]) -> list[str]:
     return problems
 
 
-@pytest.mark.parametrize("name", [*PAGES, "404.md"])
+def by_haste(names: Sequence[str]) -> list[object]:
+    """Leave the pages of the reference to the slow tests, but for two: one template made them."""
+    late = {name for name in names if name.startswith("api/")} - {"api/index.md", "api/cache.md"}
+    return [pytest.param(n, marks=pytest.mark.slow) if n in late else n for n in names]
+
+
+@pytest.mark.parametrize("name", by_haste([*PAGES, "404.md"]))
 def test_page_is_sound(name: str, tab: tuple[Page, list[str]], address: str) -> None:
     """Guards every page: errors, requests to others, sideways scrolling, accessibility."""
     page, problems = tab

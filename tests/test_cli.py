@@ -60,6 +60,7 @@ def written(model: GPT, tokenizer: Tokenizer, prompt: str, new: int, seed: int =
     return tokenizer.decode(made.new_tokens[0].tolist())
 
 
+@pytest.mark.slow
 def test_the_console_script_writes_the_same_text_twice() -> None:
     """The installed command, as the README gives it: the text on stdout, the prompt on stderr."""
     command = [LAB35, "generate", "--prompt", "Sherlock Holmes", "--seed", "1337"]

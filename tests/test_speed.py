@@ -1190,6 +1190,7 @@ def test_whatever_fails_in_an_optional_engine_lean_runs(
         new_engine("numba", tiny_model)
 
 
+@pytest.mark.slow
 def test_numba_runs_without_sources(
     fresh: Path, tiny_model: GPT, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1206,7 +1207,9 @@ def test_numba_runs_without_sources(
     assert not any(cache_folder().rglob("*.nbi"))
 
 
-@pytest.mark.parametrize("mess", [b"", b"cut", None])
+@pytest.mark.parametrize(
+    "mess", [b"cut", *(pytest.param(mess, marks=pytest.mark.slow) for mess in (b"", None))]
+)
 def test_a_damaged_cache_of_numba_is_built_anew(
     fresh: Path, tiny_model: GPT, mess: bytes | None
 ) -> None:
@@ -1223,6 +1226,7 @@ def test_a_damaged_cache_of_numba_is_built_anew(
     assert min(path.stat().st_size for path in cache_folder().rglob("*.nb?")) > 100
 
 
+@pytest.mark.slow
 def test_numba_keeps_its_own_folder(fresh: Path, tiny_model: GPT) -> None:
     """The loops go to our folder, and what others compile does not follow them."""
     or_skip("numba", tiny_model)
@@ -1265,6 +1269,7 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         cache_folder()
 
 
+@pytest.mark.slow
 def test_numba_runs_where_nothing_can_be_kept(
     fresh: Path, tiny_model: GPT, monkeypatch: pytest.MonkeyPatch
 ) -> None:

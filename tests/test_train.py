@@ -384,6 +384,7 @@ def test_a_folder_in_the_place_of_a_file_is_told_first(tmp_path: Path, name: str
         script.check_out(tmp_path, resume=False, overwrite=False)
 
 
+@pytest.mark.slow
 def test_an_interruption_is_quiet(tmp_path: Path) -> None:
     """Ctrl-C ends with 130 and says how to go on; the folder holds what was best."""
     code = (
