@@ -366,15 +366,14 @@ def read_corpus(path: Path | None) -> str:
     else:
         try:
             with urllib.request.urlopen(EBOOK, timeout=60) as response:
-                book = response.read().decode("utf-8-sig").replace("\r\n", "\n")
+                book = response.read().decode("utf-8-sig")
         except (OSError, UnicodeDecodeError, http.client.HTTPException) as error:
             raise ValueError(f"corpus could not be fetched ({error}); give --corpus PATH") from None
         parts = re.split(r"\*\*\* ?(?:START|END)[^\n]*\*\*\*", book)
         if len(parts) < 3:
             raise ValueError(f"corpus must be the book at {EBOOK}; give --corpus PATH")
         text = parts[1].strip() + "\n"
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return text
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def check_out(out: Path, *, resume: bool, overwrite: bool) -> None:
@@ -394,8 +393,6 @@ def check_out(out: Path, *, resume: bool, overwrite: bool) -> None:
         for name in (*FILES, STATE_FILE):
             if (out / name).exists() and not (out / name).is_file():
                 raise ValueError(f"out must be a folder of files, got {out} with another {name}")
-        for left in out.glob(f".{STATE_FILE}.*"):  # of a run that was killed as it wrote
-            left.unlink(missing_ok=True)
         made = [folder for folder in (out, *out.parents) if not folder.exists()]
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -411,12 +408,12 @@ def check_out(out: Path, *, resume: bool, overwrite: bool) -> None:
 
 def _tell_what_goes(out: Path, console: Console) -> None:
     """Say which checkpoint a run is about to replace."""
+    if not (out / MODEL_FILE).exists():
+        return
     try:
         loss = read_record(out)["held_out_nats_per_token"]
     except (CheckpointError, LookupError, TypeError):
         loss = "unknown"
-    if not (out / MODEL_FILE).exists():
-        return
     console.print(f"note: replaces a checkpoint of {loss} nats a token in {out}", markup=False)
 
 
@@ -524,6 +521,8 @@ def main(
         run = Run.start(recipe, Corpus.split(text, tokenizer), tokenizer, config)
         with only_run_in(out):
             check_out(out, resume=resume, overwrite=overwrite)  # another may have ended meanwhile
+            for left in out.glob(f".{STATE_FILE}.*"):  # of a run that was killed as it wrote
+                left.unlink(missing_ok=True)
             if resume:
                 run.resume(out)
             if run.corpus.sha256 != CORPUS_SHA256:

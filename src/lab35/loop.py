@@ -15,6 +15,7 @@ assert tokenizer.decode(generation.tokens[0].tolist()).startswith("Sherlock Holm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -290,18 +291,19 @@ def _steps(
             first = slide_start(idx.shape[1], block_size)
         start = first if cache is None else first + cache.length
         new = idx[:, start:]
-        inputs = {} if cache is None else {"cache": cache}
-        if key_mask is not None:
-            visible = key_mask[:, first:]
-            inputs["key_mask"] = visible
-            inputs["position_ids"] = position_ids(visible)[:, start - first :]
-        if isinstance(cache, Engine) and cache.length:
-            logits = cache(new)  # (1, V), and no module is called
+        # Dropout is off for this forward alone: between two steps the mode is the model's owner's.
+        if isinstance(cache, Engine):
+            # Only a prefill calls the model's modules.
+            with nullcontext() if cache.length else evaluating(model):
+                logits = cache(new)  # (1, V)
         else:
-            # For this forward alone: between two steps the model's mode is its owner's.
+            inputs = {} if cache is None else {"cache": cache}
+            if key_mask is not None:
+                visible = key_mask[:, first:]
+                inputs["key_mask"] = visible
+                inputs["position_ids"] = position_ids(visible)[:, start - first :]
             with evaluating(model):
-                by_engine = isinstance(cache, Engine)
-                logits = cache(new) if by_engine else model(new, **inputs)[0][:, -1]  # (B, V)
+                logits = model(new, **inputs)[0][:, -1]  # (B, V)
 
         # 2) choose, and append
         token = choose(logits)

@@ -76,9 +76,8 @@ def new_engine(name: EngineName, model: GPT, max_len: int | None = None) -> Engi
     Returns:
         The engine, empty. Its `name` says which one it is.
     """
-    lean = Lean(model, max_len)  # whichever runs, it refuses a wrong max_len
     if name == "lean":
-        return lean
+        return Lean(model, max_len)
     reason = _MISSING.get((name, model.config))
     if reason is None:
         try:
@@ -87,6 +86,7 @@ def new_engine(name: EngineName, model: GPT, max_len: int | None = None) -> Engi
             reason = cause(error)
             if isinstance(error, Unavailable):
                 _MISSING[name, model.config] = reason
+    lean = Lean(model, max_len)  # refuses a wrong max_len, which is no reason to warn
     _warn_once(name, reason)
     return lean
 

@@ -96,10 +96,10 @@ class Compiled(Engine):
     name = "compiled"
 
     def __init__(self, model: GPT, max_len: int | None = None) -> None:
+        super().__init__(model, max_len)  # refuses before anything is compiled
         with ONE_AT_A_TIME:
             self.run = _bound(model)
         self.positions = torch.arange(model.config.block_size, device="cpu")
-        super().__init__(model, max_len)
 
     def _store(self, k: Tensor, v: Tensor) -> None:
         # The compiled shape is the whole block, whatever max_len allows to be used.
