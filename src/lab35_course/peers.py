@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from lab35 import GPT, KVCache
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel
 
-__all__ = ["to_hugging_face", "to_onnx_runtime"]
+__all__ = ["to_ctranslate2", "to_hugging_face", "to_onnx_runtime"]
 
 # What is called what in a block: ours, theirs.
 NORMS = {"ln_1": "ln_1", "ln_2": "ln_2"}
@@ -72,6 +73,77 @@ def to_hugging_face(model: GPT) -> GPT2LMHeadModel:
     peer = GPT2LMHeadModel(config).to(next(iter(ours.values())).dtype)
     peer.load_state_dict(theirs)
     return peer.eval()
+
+
+def to_ctranslate2(model: GPT) -> Callable[[Sequence[Sequence[int]], int], list[list[int]]]:
+    """Convert a model for CTranslate2, and run it there in float32 on one thread.
+
+    What is converted is the peer of `to_hugging_face`, by CTranslate2's own converter. That reads
+    a folder of transformers with a tokenizer in it; both folders are gone when this returns.
+
+    Args:
+        model: Any lab35 GPT.
+
+    Returns:
+        A function that continues rows of ids, of any lengths, by so many greedy tokens, and returns
+        the new ones. Nothing ends a row early. Like the model it has `block_size` positions:
+        CTranslate2 raises a `RuntimeError` when a text needs one more.
+    """
+    import ctranslate2
+    from ctranslate2.converters import TransformersConverter
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    # CTranslate2 takes tokens by their names. Here an id is its own name, and so no text is needed.
+    names = [str(id_) for id_ in range(model.config.vocab_size)]
+    end = names[-1]  # it ends nothing, but the converter crashes without all three
+    vocabulary = WordLevel({name: id_ for id_, name in enumerate(names)}, unk_token=end)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(vocabulary), bos_token=end, eos_token=end, unk_token=end
+    )
+    with tempfile.TemporaryDirectory() as folder, _no_progress_bars():
+        theirs, converted = str(Path(folder) / "transformers"), str(Path(folder) / "converted")
+        to_hugging_face(model).save_pretrained(theirs)
+        tokenizer.save_pretrained(theirs)
+        TransformersConverter(theirs).convert(converted, quantization="float32")
+        generator = ctranslate2.Generator(
+            converted, device="cpu", compute_type="float32", inter_threads=1, intra_threads=1
+        )
+
+    def write(rows: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
+        # The columns that every row fills are the prefill. What a longer row has beyond them is
+        # forced on it token by token, and counts as new; so the others write that much too much.
+        shortest = min(map(len, rows))
+        longest = max(map(len, rows))
+        results = generator.generate_batch(
+            [[names[id_] for id_ in row] for row in rows],
+            max_length=longest - shortest + new_tokens,
+            end_token=[],  # nothing ends a row: end-of-text is a token like any other
+            beam_size=1,
+            sampling_topk=1,
+            include_prompt_in_result=False,
+        )
+        return [
+            result.sequences_ids[0][len(row) - shortest :][:new_tokens]
+            for row, result in zip(rows, results, strict=True)
+        ]
+
+    return write
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing bars while it saves and loads."""
+    from transformers.utils import logging as theirs
+
+    shown = theirs.is_progress_bar_enabled()
+    theirs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            theirs.enable_progress_bar()
 
 
 class _GrowingStep(nn.Module):
