@@ -83,6 +83,7 @@ _ATTRIBUTES = {
     None: {"class", "id", "title"},
     "a": {"href", "rel"},
     "details": {"open"},
+    "div": {"data-continues"},  # of fences
     "img": {"alt", "height", "src", "width"},
     "input": {"checked", "name", "type"},  # of tabs
     "label": {"for"},

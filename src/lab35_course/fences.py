@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ __all__ = [
     "Example",
     "Fence",
     "FenceError",
+    "chained",
     "count_python_fences",
     "examples",
     "place",
@@ -140,6 +141,32 @@ class Fence:
         return _PYTHON.fullmatch(self.info) is not None
 
 
+def chained(fences: Iterable[Fence]) -> dict[Fence, tuple[Fence, ...]]:
+    """Say what each Python fence continues.
+
+    Args:
+        fences: All fences of a source, in order.
+
+    Returns:
+        For each Python fence those that it needs, first to last; none if it stands alone.
+
+    Raises:
+        FenceError: If a continuation has nothing to continue.
+    """
+    found: dict[Fence, tuple[Fence, ...]] = {}
+    chain: tuple[Fence, ...] = ()
+    for fence in fences:
+        if not fence.is_python:
+            continue
+        continues = "continuation" in fence.options
+        if continues and not chain:
+            raise FenceError(fence.path, fence.line, "there is no fence before it to continue")
+        found[fence] = chain if continues else ()
+        if "notest" not in fence.options:
+            chain = (*found[fence], fence)
+    return found
+
+
 @dataclass(frozen=True)
 class Example:
     """A Python fence with what it continues and what it should print.
@@ -153,6 +180,11 @@ class Example:
     fence: Fence
     before: tuple[Fence, ...]
     output: Fence | None
+
+    @property
+    def program(self) -> str:
+        """The code of the fence after that of all it continues: a program that runs as it is."""
+        return "\n".join(fence.code for fence in (*self.before, self.fence))
 
     @property
     def expected(self) -> str:
@@ -317,8 +349,8 @@ def examples(path: Path, text: str | None = None) -> list[Example]:
     text = path.read_text(encoding="utf-8") if text is None else text
     _refuse_misspellings(text, path)
     fences = scan(_markdown(text, path), path)
+    before = chained(fences)
     found: list[Example] = []
-    chain: tuple[Fence, ...] = ()
     for fence, following in itertools.zip_longest(fences, fences[1:]):
         _check_indent(fence)
         if not fence.is_python:
@@ -328,11 +360,10 @@ def examples(path: Path, text: str | None = None) -> list[Example]:
         if "notest" not in fence.options:
             for line, reason in refusals(fence.code, path):
                 raise FenceError(path, fence.line + line, reason)
-        _check_options(fence, chain)
+        _check_options(fence)
         runs = "notest" not in fence.options
-        before = chain if "continuation" in fence.options else ()
-        found.append(Example(fence, before, _output_of(fence, following) if runs else None))
-        chain = (*before, fence) if runs else chain
+        output = _output_of(fence, following) if runs else None
+        found.append(Example(fence, before[fence], output))
     _refuse_strays(fences, found)
     return found
 
@@ -378,11 +409,9 @@ def _refuse_typed_output(fence: Fence, following: Fence | None) -> None:
         raise FenceError(following.path, following.line, reason)
 
 
-def _check_options(fence: Fence, chain: tuple[Fence, ...]) -> None:
+def _check_options(fence: Fence) -> None:
     if ("notest" in fence.options) != ("reason" in fence.attributes):
         raise FenceError(fence.path, fence.line, 'write notest and reason="…" together, or neither')
-    if "continuation" in fence.options and not chain:
-        raise FenceError(fence.path, fence.line, "there is no fence before it to continue")
 
 
 def _output_of(fence: Fence, following: Fence | None) -> Fence | None:

@@ -24,9 +24,22 @@ page.subscribe(() => {
   );
 });
 
+/* Code that continues other code is copied after it, so that what is pasted runs as it is. */
+function program(block) {
+  const needed = (block.dataset.continues ?? "").split(" ").filter(Boolean);
+  const parts = [...needed.map((id) => document.getElementById(id)), block];
+  return parts.map((part) => part.querySelector("code").textContent).join("\n").trimEnd();
+}
+
 /* Each copy button comes in a `nav` of its own, and no page has thirty navigations. */
 new MutationObserver(() => {
   for (const wrapper of document.querySelectorAll("nav.md-code__nav:not([role])")) {
     wrapper.role = "none";
+    const block = wrapper.closest("[data-continues]");
+    const button = wrapper.querySelector("[data-clipboard-target]");
+    if (block && button) {
+      button.dataset.clipboardText = program(block);
+      button.title = "Copy with the code that it continues";
+    }
   }
 }).observe(document.body, { childList: true, subtree: true });
