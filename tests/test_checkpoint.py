@@ -24,6 +24,7 @@ from lab35.checkpoint import (
     TOKENIZER_FILE,
     read_digests,
     read_record,
+    read_summary,
     replacing,
     save_checkpoint,
 )
@@ -495,6 +496,64 @@ def test_a_record_that_is_not_there(tmp_path: Path) -> None:
     """Reading the record of nothing is the same kind of error."""
     with pytest.raises(CheckpointError, match=r"model\.safetensors: missing"):
         read_record(tmp_path)
+
+
+def without_weights(copy: Path) -> None:
+    """Replace the weights by a hole; the header and the length stay."""
+    path = copy / MODEL_FILE
+    data = path.read_bytes()
+    path.write_bytes(data[: 8 + int.from_bytes(data[:8], "little")])
+    os.truncate(path, len(data))
+
+
+def test_a_summary_reads_no_weights(copy: Path, pretrained: tuple[GPT, Tokenizer]) -> None:
+    """It tells what loading would find, and what stands in the weights' place is no matter."""
+    model, tokenizer = pretrained
+    without_weights(copy)
+    found = read_summary(copy)
+
+    assert read_summary() == found
+    assert (model.config, model.num_parameters) == (found.config, found.parameters)
+    assert sum(weight.nbytes for weight in model.parameters()) == found.weight_bytes
+    assert (tokenizer.vocab_size, tokenizer.eos_id) == (found.vocab_size, found.eos_id)
+    assert (read_digests(), read_record()) == (found.sha256, found.record)
+    with pytest.raises(CheckpointError, match="expected sha256"):
+        load_pretrained(copy)
+
+
+@pytest.mark.parametrize("more", [-1, 1, -3_501_056])
+def test_a_summary_knows_the_length_of_the_weights(copy: Path, more: int) -> None:
+    """A download that was cut off is refused by its length, and so is one with something behind."""
+    path = copy / MODEL_FILE
+    os.truncate(path, path.stat().st_size + more)
+    with pytest.raises(CheckpointError, match=rf"{MODEL_FILE}: not .*its header tells of 3\d+ by"):
+        read_summary(copy)
+
+
+def test_a_summary_refuses_what_does_not_fit(copy: Path) -> None:
+    """Damage to the tokenizer, a digest that is not listed, and sizes that are not the weights'."""
+    (copy / TOKENIZER_FILE).write_bytes((ASSETS / TOKENIZER_FILE).read_bytes() + b" ")
+    with pytest.raises(CheckpointError, match=f"{TOKENIZER_FILE}: expected sha256"):
+        read_summary(copy)
+    lines = (ASSETS / DIGESTS_FILE).read_text().splitlines(keepends=True)
+    (copy / DIGESTS_FILE).write_text("".join(line for line in lines if MODEL_FILE not in line))
+    with pytest.raises(CheckpointError, match=f"no digest for {MODEL_FILE}"):
+        read_summary(copy)
+    data = (ASSETS / MODEL_FILE).read_bytes()
+    for old, new in ((rb"n_layer\": 4", rb"n_layer\": 3"), (b'"F32"', b'"I32"')):
+        assert old in data
+        (copy / MODEL_FILE).write_bytes(data.replace(old, new, 1))
+        for name in (DIGESTS_FILE, TOKENIZER_FILE):
+            shutil.copy(ASSETS / name, copy / name)
+        with pytest.raises(CheckpointError, match=r"must (have shape|be float32)"):
+            read_summary(copy)
+
+
+def test_a_summary_of_half_precision(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """The bytes are those of the file; loaded, the same weights are float32."""
+    model = GPT(GPTConfig(n_layer=1, n_head=1, n_embd=8)).to(torch.bfloat16)
+    save_checkpoint(tmp_path, model, tokenizer, {})
+    assert 2 * model.num_parameters == read_summary(tmp_path).weight_bytes
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:

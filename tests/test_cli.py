@@ -31,6 +31,7 @@ from lab35.cli.streams import MAX_BYTES, print_json
 from lab35.cli.texts import ROUNDS
 from lab35.sampling import check_sampling
 from lab35.speed import Lean
+from lab35.timing import threads
 
 LAB35 = Path(sys.executable).with_name("lab35")
 
@@ -220,7 +221,7 @@ def test_a_benchmark_counts_output_only(
     assert (told["rows"], told["prompt_tokens"], told["new_tokens"]) == (1, 5, 4)
     assert told["tokens_per_second"] == pytest.approx(4 / told["cached_seconds"])
     assert told["speedup"] > 0
-    assert told["threads"] == torch.get_num_threads()
+    assert told["threads"] == 1
     code, out, err = run(capsys, *options)
     assert code == 0
     assert "tokens a second" in err
@@ -548,7 +549,7 @@ def test_a_bench_is_a_table_for_people(
     """One line a variant, also for one that is added later; what is missing is told once."""
     monkeypatch.setitem(BENCH_VARIANTS, "another", {})
     monkeypatch.setattr(
-        "lab35.cli.bench.why_not",
+        "lab35.speed.why_not",
         lambda name, _: None if name in ("eager", "lean") else "not\nhere",
     )
     code, out, err = run(capsys, "bench", "--max-new-tokens", "1", "--repeats", "1")
@@ -622,9 +623,7 @@ def test_a_bench_says_what_is_missing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the object and on stderr; with nothing left to time it is an error."""
-    monkeypatch.setattr(
-        "lab35.cli.bench.why_not", lambda name, _: "gone" if name == "lean" else None
-    )
+    monkeypatch.setattr("lab35.speed.why_not", lambda name, _: "gone" if name == "lean" else None)
     options = ("--max-new-tokens", "2", "--repeats", "1", "--only", "lean")
     _, told = bench(capsys, *options, "--only", "eager")
     assert (told["missing"], told["baseline"], told["device"]) == ({"lean": "gone"}, "eager", "cpu")
@@ -1047,6 +1046,108 @@ def test_importing_the_command_line_imports_no_torch() -> None:
     code = "import sys, lab35.cli; print('torch' in sys.modules, 'typer' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "False False\n" == done.stdout
+
+
+HEAVY = ("torch", "numpy", "tokenizers", "safetensors", "numba", "rich")
+WORDS_ALONE = [
+    [],
+    ["--help"],
+    ["--version"],
+    *([command.callback.__name__, "--help"] for command in app.registered_commands),
+    ["generrate"],
+    ["--nonsense"],
+    *([command.callback.__name__, "--nonsense"] for command in app.registered_commands),
+    ["generate", "--prompt"],
+    ["generate", "--prompt", ""],
+    ["generate", "--prompt-file", "none.txt"],
+    ["generate", "--batch-prompts", "a||b"],
+    ["generate", "--batch-prompts", "a|b", "--prompt", "c"],
+    ["generate", "--batch-prompts", "a|b", "--engine", "numba"],
+    ["generate", "--no-cache", "--engine", "lean"],
+    ["generate", "--stop", ""],
+    ["generate", "--top-k", "many"],
+    ["generate", "--max-new-tokens", "-1"],
+    ["generate", "--threads", "0"],
+    ["repl", "--seed", "-1"],
+    ["trace", "--top-p", "0"],
+    ["trace", "--temperature", "nan"],
+    ["verify", "--engine", "fast"],
+    ["verify", "--threads", "1000000"],
+    ["bench", "--only", "fast"],
+    ["bench", "--repeats", "0"],
+]
+
+
+def test_what_needs_no_model_loads_no_torch() -> None:
+    """Help, the version and what is refused by its words alone: all of it, in one process."""
+    code = (
+        "import contextlib, io, json, sys\n"
+        "from lab35.cli import main\n"
+        "def run(words):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()) as out, "
+        "contextlib.redirect_stderr(io.StringIO()) as err:\n"
+        "        code = main(words)\n"
+        f"    loaded = [name for name in {HEAVY} if name in sys.modules]\n"
+        "    return words, code, bool(out.getvalue()), err.getvalue().count(chr(10)), loaded\n"
+        "print(json.dumps([run(words) for words in json.loads(sys.argv[1])]))\n"
+    )
+    command = [sys.executable, "-c", code, json.dumps(WORDS_ALONE)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    answers = [not {"--help", "--version"}.isdisjoint(words) or not words for words in WORDS_ALONE]
+
+    assert [
+        [words, 0, True, 0, []] if answer else [words, 2, False, 1, []]
+        for words, answer in zip(WORDS_ALONE, answers, strict=True)
+    ] == json.loads(done.stdout)
+
+
+def test_info_and_a_module_that_is_run_load_no_torch() -> None:
+    """`info` reads headers and digests; `python -m lab35` asks for nothing more than a command."""
+    code = (
+        "import runpy, sys\n"
+        "with __import__('contextlib').suppress(SystemExit):\n"
+        "    runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)\n"
+        "print({'torch', 'numpy'} & sys.modules.keys(), file=sys.stderr)\n"
+    )
+    for module, words in (("lab35", ["info"]), ("lab35.cli", ["--help"])):
+        command = [sys.executable, "-c", code, module, *words]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert "set()\n" == done.stderr
+        assert done.stdout
+
+
+# --- threads ---
+
+TEXTS = (
+    ("generate", "--max-new-tokens", "2"),
+    ("generate", "--max-new-tokens", "2", "--batch-prompts", "a|b"),
+    ("verify", "--steps", "2"),
+    ("trace",),
+    ("repl", "--max-new-tokens", "2"),
+    ("bench", "--only", "eager", "--max-new-tokens", "2", "--repeats", "1"),
+)
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one processor has one thread")
+@pytest.mark.parametrize("words", TEXTS, ids=" ".join)
+def test_one_thread_unless_asked_and_the_caller_gets_its_own_back(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """The first forward already runs on one thread, and --threads is heard by every command."""
+    seen, forward = [], GPT.forward
+
+    def watched(*args: object, **options: object) -> object:
+        seen.append(torch.get_num_threads())
+        return forward(*args, **options)
+
+    monkeypatch.setattr(GPT, "forward", watched)
+    for asked, callers, expected in ((), 2, 1), (("--threads", "2"), 1, 2):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Holmes\n")))
+        seen.clear()
+        with threads(callers):
+            assert 0 == main([*words, *asked])
+            assert callers == torch.get_num_threads()
+        assert {expected} == set(seen)
 
 
 @pytest.mark.parametrize("wish", ["FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"])

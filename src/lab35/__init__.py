@@ -79,13 +79,16 @@ _HOMES = {
     ],
     "model": ["GPT", "GPTConfig", "causal_mask", "position_ids"],
     "sampling": ["filtered_logits", "probabilities", "sample_next"],
+    "speed": [],
     "streaming": ["Event", "generate_stream", "stream_decode"],
+    "timing": [],
     "tokenizer": ["Tokenizer"],
     "trace": ["Trace", "trace_step"],
     "verification": ["Divergence", "VerifyReport", "verify", "verify_cache"],
 }
 """Where each name is defined. It is loaded when it is first asked for, and torch with it, so that
-the command line can answer Ctrl-C, and a question that needs no model, from its first moment."""
+the command line can answer Ctrl-C, and a question that needs no model, from its first moment. Two
+modules are here for their own sake: what they hold is asked for by `lab35.speed.NAME`."""
 
 
 def __getattr__(name: str) -> Any:

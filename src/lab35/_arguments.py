@@ -7,8 +7,10 @@ one element are as good as Python's own, and what is no number is refused at the
 from __future__ import annotations
 
 import operator
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def integer(
@@ -90,6 +92,8 @@ def check_generator(name: str, value: object, device: torch.device) -> None:
     """
     if value is None:
         return
+    import torch  # here, since integers and numbers are checked where it is not loaded
+
     if not isinstance(value, torch.Generator):
         raise ValueError(f"{name} must be None or a torch.Generator, got {value!r}")
     if value.device.type != device.type:

@@ -9,33 +9,39 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
+from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import safetensors
-import safetensors.torch
-import torch
-from torch import Tensor
 
-from lab35.model import GPT, GPTConfig, weight_shapes
+from lab35._config import GPTConfig, weight_shapes
 from lab35.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # what reads no weights loads no torch
+    from lab35.model import GPT
 
 __all__ = [
     "CheckpointError",
+    "Summary",
     "load_pretrained",
     "read_digests",
     "read_record",
+    "read_summary",
     "replacing",
     "save_checkpoint",
 ]
+
+T = TypeVar("T")
 
 ASSETS = Path(__file__).parent / "assets"
 MODEL_FILE = "model.safetensors"
@@ -78,15 +84,72 @@ def load_pretrained(path: str | Path | None = None) -> tuple[GPT, Tokenizer]:
         _checked(folder, name, digests) for name in (MODEL_FILE, TOKENIZER_FILE)
     )
     with _refusing(folder / MODEL_FILE):
-        model = _model(_metadata(model_data).get("config"), safetensors.torch.load(model_data))
-    with _refusing(folder / TOKENIZER_FILE):
-        tokenizer = Tokenizer.from_bytes(tokenizer_data)
-    if model.config.vocab_size != tokenizer.vocab_size:
-        raise CheckpointError(
-            f"{folder}: the model knows {model.config.vocab_size} tokens and the tokenizer "
-            f"{tokenizer.vocab_size}; save both from the same training run"
-        )
-    return model.eval(), tokenizer
+        model = _model(model_data)
+    return model.eval(), _tokenizer(folder, tokenizer_data, model.config)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a checkpoint says of itself.
+
+    Attributes:
+        config: The sizes of the model.
+        parameters: Trainable numbers.
+        weight_bytes: Bytes of the weights in their file; loaded, they are float32.
+        vocab_size: Tokens that the tokenizer knows.
+        eos_id: Which of them ends a text.
+        sha256: The recorded digest of each file, by its name.
+        record: How it was trained; see `read_record`.
+    """
+
+    config: GPTConfig
+    parameters: int
+    weight_bytes: int
+    vocab_size: int
+    eos_id: int
+    sha256: dict[str, str]
+    record: Any
+
+
+def read_summary(path: str | Path | None = None) -> Summary:
+    """Read what a checkpoint is, without its weights: neither their bytes nor torch are loaded.
+
+    Everything else is checked as `load_pretrained` does it: the list of digests, the digest and the
+    contents of the tokenizer, the configuration against the names, shapes and types of the weights,
+    and their file's length against its header. The digest of the weights is told, not computed.
+
+    Args:
+        path: A checkpoint folder. Defaults to the checkpoint of the course.
+
+    Returns:
+        The summary.
+
+    Raises:
+        CheckpointError: As `load_pretrained` does, except for what only the weights could tell; and
+            if there is no training record.
+    """
+    folder = ASSETS if path is None else Path(path)
+    digests = read_digests(folder)
+    for name in (MODEL_FILE, TOKENIZER_FILE):
+        _recorded(folder, name, digests)
+    record = read_record(folder)
+    head, size = _read(folder, MODEL_FILE, _head)
+    with _refusing(folder / MODEL_FILE):
+        tensors = _tensors(head)
+        config = _fitting_config(head)
+        weight_bytes = sum(stored.nbytes for stored in tensors.values())
+        if size != len(head) + weight_bytes:
+            raise ValueError(f"its header tells of {len(head) + weight_bytes} bytes, got {size}")
+    tokenizer = _tokenizer(folder, _checked(folder, TOKENIZER_FILE, digests), config)
+    return Summary(
+        config=config,
+        parameters=sum(math.prod(stored.shape) for stored in tensors.values()),
+        weight_bytes=weight_bytes,
+        vocab_size=tokenizer.vocab_size,
+        eos_id=tokenizer.eos_id,
+        sha256=digests,
+        record=record,
+    )
 
 
 def read_record(path: str | Path | None = None) -> Any:
@@ -103,8 +166,9 @@ def read_record(path: str | Path | None = None) -> Any:
         CheckpointError: If the file is missing, or holds no record.
     """
     folder = ASSETS if path is None else Path(path)
+    head, _ = _read(folder, MODEL_FILE, _head)
     with _refusing(folder / MODEL_FILE):
-        metadata = _metadata(_read(folder, MODEL_FILE))
+        metadata = _metadata(head)
     if "record" not in metadata:
         raise CheckpointError(
             f"{folder / MODEL_FILE}: no training record; save the checkpoint again"
@@ -155,14 +219,14 @@ _PLAIN_LINE = re.compile(rf"[ \t]*\\?{_DIGEST}[ \t][ *]?(?P<name>.+)")
 _TAGGED_LINE = re.compile(rf"[ \t]*\\?SHA256 ?\((?P<name>.+)\)[ \t]*=[ \t]*{_DIGEST}")
 
 
-def _read(folder: Path, name: str) -> bytes:
+def _read(folder: Path, name: str, how: Callable[[Path], T] = methodcaller("read_bytes")) -> T:
     """Read one file of a checkpoint; what a save has not yet moved into its place comes first."""
     path = folder / name
     for place in (folder / INCOMING / name, path):
         try:
             about = place.stat()
             if stat.S_ISREG(about.st_mode) and about.st_size <= MAX_BYTES:
-                return place.read_bytes()
+                return how(place)
             reason = f"must hold at most {MAX_BYTES:,} bytes, got {about.st_size:,}"
             if not stat.S_ISREG(about.st_mode):  # a pipe would be waited for
                 reason = "not a regular file"
@@ -176,16 +240,33 @@ def _read(folder: Path, name: str) -> bytes:
     raise CheckpointError(f"{path}: {reason}")
 
 
+def _head(path: Path) -> tuple[bytes, int]:
+    """Read a safetensors file up to where its weights begin; returns that and the file's size."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = file.read(8)
+        rest = min(int.from_bytes(length, "little"), size)
+        return length + file.read(rest), size
+
+
+REMEDY = "restore the file, or save the checkpoint again"
+
+
+def _recorded(folder: Path, name: str, digests: dict[str, str]) -> str:
+    """Look up the recorded digest of a file."""
+    if name not in digests:
+        raise CheckpointError(f"{folder / DIGESTS_FILE}: no digest for {name}; {REMEDY}")
+    return digests[name]
+
+
 def _checked(folder: Path, name: str, digests: dict[str, str]) -> bytes:
     """Read a file whose digest must be the recorded one."""
-    remedy = "restore the file, or save the checkpoint again"
-    if name not in digests:
-        raise CheckpointError(f"{folder / DIGESTS_FILE}: no digest for {name}; {remedy}")
+    expected = _recorded(folder, name, digests)
     data = _read(folder, name)
     found = hashlib.sha256(data).hexdigest()
-    if found != digests[name]:
+    if found != expected:
         raise CheckpointError(
-            f"{folder / name}: expected sha256 {digests[name]}, found {found}; {remedy}"
+            f"{folder / name}: expected sha256 {expected}, found {found}; {REMEDY}"
         )
     return data
 
@@ -203,15 +284,52 @@ def _refusing(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _metadata(data: bytes) -> dict[str, Any]:
-    """Parse the JSON texts that stand in a safetensors header: its length, then itself."""
+def _tokenizer(folder: Path, data: bytes, config: GPTConfig) -> Tokenizer:
+    """Make a tokenizer that knows the tokens of the model beside it."""
+    with _refusing(folder / TOKENIZER_FILE):
+        tokenizer = Tokenizer.from_bytes(data)
+    if config.vocab_size != tokenizer.vocab_size:
+        raise CheckpointError(
+            f"{folder}: the model knows {config.vocab_size} tokens and the tokenizer "
+            f"{tokenizer.vocab_size}; save both from the same training run"
+        )
+    return tokenizer
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    """Parse the header of a safetensors file: its length, and then JSON."""
     size = int.from_bytes(data[:8], "little")
-    told = json.loads(data[8 : 8 + min(size, len(data))]).get("__metadata__") or {}
+    return json.loads(data[8 : 8 + min(size, len(data))])
+
+
+def _metadata(data: bytes) -> dict[str, Any]:
+    """Parse the JSON texts that stand in a safetensors header."""
+    told = _header(data).get("__metadata__") or {}
     return {name: json.loads(value) for name, value in told.items()}
 
 
-def _model(config: object, weights: dict[str, Tensor]) -> GPT:
-    """Build a model around weights that fit it; nothing is made before they are known to."""
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor in a file, by its entry in the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def _tensors(data: bytes) -> dict[str, _Stored]:
+    """List the tensors that a safetensors header tells of."""
+    found = {}
+    for name, told in _header(data).items():
+        if name != "__metadata__":
+            begin, end = told["data_offsets"]
+            found[name] = _Stored(told["dtype"], tuple(told["shape"]), end - begin)
+    return found
+
+
+def _fitting_config(data: bytes) -> GPTConfig:
+    """Read the configuration of a model whose weights, as the header tells them, fit it."""
+    config, weights = _metadata(data).get("config"), _tensors(data)
     names = [field.name for field in fields(GPTConfig)]
     if not isinstance(config, dict) or config.keys() != set(names):
         # A default in place of what is not there could fit the weights, and be wrong.
@@ -220,14 +338,26 @@ def _model(config: object, weights: dict[str, Tensor]) -> GPT:
     # A layer has several tensors: this bounds the sizes by the file's before they are multiplied.
     if sizes.n_layer > len(weights):
         raise ValueError(f"n_layer={sizes.n_layer} does not fit {len(weights)} tensors")
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    found = {name: stored.shape for name, stored in weights.items()}
     expected = weight_shapes(sizes)
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
             raise ValueError(f"{name} must have shape {expected.get(name)}, got {found.get(name)}")
-        if weights[name].dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        if weights[name].dtype not in ("F32", "BF16", "F16"):
             raise ValueError(f"{name} must be float32, bfloat16 or float16")
-        if not weights[name].isfinite().all():
+    return sizes
+
+
+def _model(data: bytes) -> GPT:
+    """Build a model around weights that fit it; nothing is made before they are known to."""
+    import safetensors.torch
+
+    from lab35.model import GPT
+
+    weights = safetensors.torch.load(data)
+    sizes = _fitting_config(data)
+    for name, tensor in weights.items():
+        if not tensor.isfinite().all():
             raise ValueError(f"{name} must hold finite numbers")
     model = GPT(sizes)
     model.load_state_dict(weights)
@@ -256,6 +386,8 @@ def save_checkpoint(
         ValueError: If a weight is NaN or infinite: it would replace a good one.
         OSError: If the folder cannot be written, or is full; nothing new is left in it.
     """
+    import safetensors.torch
+
     folder = Path(path)
     weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     for name, tensor in weights.items():

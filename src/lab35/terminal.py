@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["can_redraw", "error_console"]
 
@@ -50,5 +51,7 @@ def error_console(**options: Any) -> Console:
     Returns:
         The console. `FORCE_COLOR` and `TTY_COMPATIBLE` make it no terminal, and no file one.
     """
+    from rich.console import Console  # loaded where something is drawn, which is seldom
+
     live = can_redraw(sys.stderr)
     return Console(stderr=True, force_terminal=live, force_interactive=live, **options)

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
-import torch
 import typer
-from rich.progress import track
-from torch import Tensor
 
-from lab35.cli.models import encode, load
-from lab35.cli.options import CheckpointOption, DeviceOption, JsonOption
-from lab35.cli.streams import from_argument, note, one_line, print_json
-from lab35.loop import decode_steps
-from lab35.model import GPT
-from lab35.speed import EngineName, why_not
+import lab35
+from lab35._engines import EngineName
+from lab35.cli.models import encode, loaded
+from lab35.cli.options import CheckpointOption, DeviceOption, JsonOption, ThreadsOption
+from lab35.cli.streams import check_prompt, from_argument, note, one_line, print_json
 from lab35.terminal import error_console
-from lab35.timing import (
-    Latency,
-    clock_on,
-    compare_texts,
-    interleaved,
-    threads,
-    time_steps,
-)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lab35 import GPT
+    from lab35.timing import Latency
+
+T = TypeVar("T")
 
 BENCH_PROMPT = "It was a dark night and the wind blew"
 
@@ -42,9 +38,7 @@ def bench(
     ] = BENCH_PROMPT,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.")] = 100,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 15,
-    thread_count: Annotated[
-        int, typer.Option("--threads", min=1, help="Threads that torch may use.")
-    ] = 1,
+    thread_count: ThreadsOption = 1,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="<str>", help="Time this one only; can be repeated."),
@@ -59,46 +53,25 @@ def bench(
     TTFT is the time to the first token, TPOT the time per output token after it. Prompt tokens
     count in no rate. Exit code 1 if the texts differ.
     """
-    processors = os.cpu_count() or 1
-    if thread_count > processors:  # more only wait for one another, and too many end the process
-        raise ValueError(
-            f"--threads must lie in [1, {processors}], the processors here, got {thread_count}"
-        )
     chosen = list(dict.fromkeys(only or BENCH_VARIANTS))
     for name in chosen:
         if name not in BENCH_VARIANTS:
             raise ValueError(f"--only must be one of {', '.join(BENCH_VARIANTS)}, got {name!r}")
-    prompt = from_argument("--prompt", prompt)
-    model, tokenizer = load(checkpoint, device)
-    idx = encode(model, tokenizer, prompt, model.config.block_size)
-    room = model.config.block_size + 1 - idx.shape[1]
-    if max_new_tokens > room:
-        raise ValueError(
-            f"--max-new-tokens must lie in [1, {room}] after {idx.shape[1]} prompt tokens, "
-            f"so that all loops do the same work, got {max_new_tokens}"
-        )
-    variants, missing = {}, {}
-    for name in chosen:
-        options = BENCH_VARIANTS[name]
-        reason = why_not(options["engine"], model) if "engine" in options else None
-        if reason is None:
-            variants[name] = partial(_time_text, model, idx, max_new_tokens, options)
-        else:
-            missing[name] = reason
-            note(f"without {name}: {one_line(reason)}")
-    if not variants:
-        raise ValueError(f"--only must name something that runs here, got {', '.join(chosen)}")
-    console = error_console()
-    with threads(thread_count):
-        rounds = track(
-            interleaved(variants, repeats=repeats),
-            "timing",
-            total=repeats,
-            console=console,
-            auto_refresh=False,  # a bar that moves by itself would disturb what is timed
-            disable=not console.is_terminal,
-        )
-        told = compare_texts(list(rounds))
+    prompt = check_prompt(from_argument("--prompt", prompt))
+    with loaded(checkpoint, device, thread_count) as (model, tokenizer):
+        idx = encode(model, tokenizer, prompt, model.config.block_size)
+        room = model.config.block_size + 1 - idx.shape[1]
+        if max_new_tokens > room:
+            raise ValueError(
+                f"--max-new-tokens must lie in [1, {room}] after {idx.shape[1]} prompt tokens, "
+                f"so that all loops do the same work, got {max_new_tokens}"
+            )
+        variants, missing = _variants(chosen, model, idx, max_new_tokens)
+        if not variants:
+            raise ValueError(f"--only must name something that runs here, got {', '.join(chosen)}")
+        told = lab35.timing.compare_texts(_rounds(variants, repeats))
+    import torch
+
     told |= {"prompt_tokens": idx.shape[1], "new_tokens": max_new_tokens}
     told |= {"device": device, "torch": torch.__version__, "missing": missing}
     if as_json:
@@ -108,9 +81,41 @@ def bench(
     return int(not told["same_tokens"])
 
 
+def _variants(
+    chosen: Sequence[str], model: GPT, idx: Tensor, new: int
+) -> tuple[dict[str, Callable[[], Latency]], dict[str, str]]:
+    """Find what can be timed here, and say why the rest cannot."""
+    variants, missing = {}, {}
+    for name in chosen:
+        options = BENCH_VARIANTS[name]
+        reason = lab35.speed.why_not(options["engine"], model) if "engine" in options else None
+        if reason is None:
+            variants[name] = partial(_time_text, model, idx, new, options)
+        else:
+            missing[name] = reason
+            note(f"without {name}: {one_line(reason)}")
+    return variants, missing
+
+
+def _rounds(variants: Mapping[str, Callable[[], T]], repeats: int) -> list[dict[str, T]]:
+    """Run variants in turns, with a bar on a terminal."""
+    from rich.progress import track
+
+    console = error_console()
+    rounds = track(
+        lab35.timing.interleaved(variants, repeats=repeats),
+        "timing",
+        total=repeats,
+        console=console,
+        auto_refresh=False,  # a bar that moves by itself would disturb what is timed
+        disable=not console.is_terminal,
+    )
+    return list(rounds)
+
+
 def _time_text(model: GPT, idx: Tensor, new: int, options: dict[str, Any]) -> Latency:
-    steps = decode_steps(model, idx, new, temperature=0, **options)
-    return time_steps(steps, clock=clock_on(idx.device))
+    steps = lab35.decode_steps(model, idx, new, temperature=0, **options)
+    return lab35.timing.time_steps(steps, clock=lab35.timing.clock_on(idx.device))
 
 
 def _bench_table(told: dict[str, Any]) -> str:

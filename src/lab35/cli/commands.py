@@ -6,13 +6,12 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
 
-from lab35.checkpoint import CheckpointError
+import lab35
 from lab35.cli.bench import bench
 from lab35.cli.reports import info, trace, verify
 from lab35.cli.session import repl
@@ -41,6 +40,8 @@ def _lab35(
     check that fails with 1.
     """
     if show_version:
+        from importlib.metadata import version
+
         print(f"lab35 {version('lab35')}")
     elif ctx.invoked_subcommand is None:
         print(ctx.get_help())
@@ -76,7 +77,7 @@ def _outcome(arguments: Sequence[str] | None) -> tuple[int, str | None]:
         if isinstance(error, BrokenPipeError):  # the reader has left, and knows it
             return 1, None
         return 2, f"{error.filename or 'standard output'}: {error.strerror or error}"
-    except (ValueError, CheckpointError) as error:
+    except ValueError as error:
         return 2, str(error)
     except MemoryError:
         return 2, "there is not enough memory for this"
@@ -86,3 +87,5 @@ def _outcome(arguments: Sequence[str] | None) -> tuple[int, str | None]:
         return 130, None
     except SystemExit as leaving:  # Typer's own, when a reader has left
         return int(leaving.code or 0), None
+    except lab35.CheckpointError as error:  # the last one: to be asked for, it has to be loaded
+        return 2, str(error)

@@ -1,28 +1,43 @@
-"""What runs: the checkpoint, the device, the engine, and prompts as tensors."""
+"""What runs: the checkpoint, the device, the threads, the engine, and prompts as tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import lab35
 
-from lab35.batching import left_pad
-from lab35.checkpoint import load_pretrained
-from lab35.model import GPT
-from lab35.speed import EngineName, choose_engine, new_engine
-from lab35.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lab35 import GPT, Tokenizer
+    from lab35.speed import EngineName
 
 
-def load(checkpoint: Path | None, device: str) -> tuple[GPT, Tokenizer]:
-    """Load a checkpoint onto a device that is there."""
+@contextmanager
+def loaded(
+    checkpoint: Path | None, device: str, thread_count: int
+) -> Iterator[tuple[GPT, Tokenizer]]:
+    """Load a checkpoint onto a device that is there, and set torch's threads for the block.
+
+    Threads belong to the process: whoever calls `main` as a function gets its own back.
+    """
+    with lab35.timing.threads(thread_count):
+        if device != "cpu":
+            _check_device(device)
+        model, tokenizer = lab35.load_pretrained(checkpoint)
+        yield model.to(device), tokenizer
+
+
+def _check_device(device: str) -> None:
+    """Refuse a device that torch does not see."""
+    import torch
+
     seen = ["cpu"] + [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     if device not in seen and not (device == "cuda" and len(seen) > 1):
         raise ValueError(f"--device must be one of {', '.join(seen)}, got {device!r}")
-    model, tokenizer = load_pretrained(checkpoint)
-    return model.to(device), tokenizer
 
 
 def ready(
@@ -32,21 +47,14 @@ def ready(
 
     A batch is padded, if only by nothing, and padding is left to the model itself.
     """
-    if engine is not None and engine not in get_args(EngineName):
-        known = ", ".join(get_args(EngineName))
-        raise ValueError(f"--engine must be one of {known}, got {engine!r}")
-    if batch and engine not in (None, "eager"):
-        raise ValueError(f"--batch-prompts must stand without --engine {engine}, got both")
-    if not use_cache and engine not in (None, "eager"):
-        raise ValueError(f"--no-cache must stand without --engine {engine}, got both")
-    name = "eager" if batch else choose_engine(engine, model, 1, use_cache=use_cache)
+    name = "eager" if batch else lab35.speed.choose_engine(engine, model, 1, use_cache=use_cache)
     what_runs(name, model)
     return name
 
 
 def what_runs(engine: EngineName, model: GPT) -> str:
     """Name the engine that runs when this one is asked for: lean, where it cannot be had."""
-    return engine if engine == "eager" else new_engine(engine, model).name
+    return engine if engine == "eager" else lab35.speed.new_engine(engine, model).name
 
 
 def encode(
@@ -65,15 +73,16 @@ def encode(
         Int64, shape (1, P).
 
     Raises:
-        ValueError: If the prompt is empty or too long.
+        ValueError: If the prompt is too long.
     """
-    if not prompt:
-        raise ValueError("prompt must hold at least one character, got ''")
+    import torch
+
     refusal = f"prompt must hold at most {at_most} tokens, got {{}}{advice}"
-    if at_most is not None:
+    size = len(prompt.encode())
+    if at_most is not None and size > at_most:  # a token is a byte at least
         # To count the tokens of a long text takes long; this many they are at least.
         longest = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
-        least = -(-len(prompt.encode()) // longest)
+        least = -(-size // longest)
         if least > at_most:
             raise ValueError(refusal.format(f"at least {least:,}"))
     ids = tokenizer.encode(prompt)
@@ -84,5 +93,5 @@ def encode(
 
 def pad(model: GPT, tokenizer: Tokenizer, rows: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
     """Join rows of ids into a batch and its mask, where the model is."""
-    idx, key_mask = left_pad(rows, tokenizer.eos_id)
+    idx, key_mask = lab35.left_pad(rows, tokenizer.eos_id)
     return idx.to(model.wte.weight.device), key_mask.to(model.wte.weight.device)

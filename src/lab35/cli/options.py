@@ -1,13 +1,19 @@
-"""What can be said on the command line: the options that commands share, and their defaults."""
+"""What can be said on the command line: the options that commands share, and their defaults.
+
+What can be refused by its words alone is refused here, before anything that takes long is loaded.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
+
+from lab35._engines import EngineName
 
 if TYPE_CHECKING:
     import torch
@@ -62,11 +68,38 @@ DeviceOption = Annotated[
 ]
 
 
+def _known_engine(name: str | None) -> str | None:
+    """Refuse an engine that does not exist."""
+    if name is not None and name not in get_args(EngineName):
+        known = ", ".join(get_args(EngineName))
+        raise ValueError(f"--engine must be one of {known}, got {name!r}")
+    return name
+
+
 EngineOption = Annotated[
     str | None,
     typer.Option(
         "--engine",
+        callback=_known_engine,
         help="Run the cached steps with eager, lean, compiled or numba; lean if it can be.",
+    ),
+]
+
+
+def _at_most_processors(count: int) -> int:
+    """Refuse more threads than processors: they wait for one another, or end the process."""
+    processors = os.cpu_count() or 1
+    if count > processors:
+        raise ValueError(
+            f"--threads must lie in [1, {processors}], the processors here, got {count}"
+        )
+    return count
+
+
+ThreadsOption = Annotated[
+    int,
+    typer.Option(
+        "--threads", min=1, callback=_at_most_processors, help="Threads that torch may use."
     ),
 ]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lab35.checkpoint import load_pretrained, read_digests, read_record
-from lab35.cli.models import encode, load, ready
+import lab35
+from lab35.cli.models import encode, loaded, ready
 from lab35.cli.options import (
     DEFAULTS,
     CheckpointOption,
@@ -20,13 +20,14 @@ from lab35.cli.options import (
     SeedOption,
     Settings,
     TemperatureOption,
+    ThreadsOption,
     TopKOption,
     TopPOption,
 )
 from lab35.cli.streams import print_json, read_prompt, visible
-from lab35.tokenizer import Tokenizer
-from lab35.trace import Trace, trace_step
-from lab35.verification import verify_cache
+
+if TYPE_CHECKING:
+    from lab35 import Tokenizer, Trace
 
 
 def verify(
@@ -36,6 +37,7 @@ def verify(
     engine: EngineOption = None,
     checkpoint: CheckpointOption = None,
     device: DeviceOption = "cpu",
+    thread_count: ThreadsOption = 1,
     as_json: JsonOption = False,
 ) -> int:
     """Hold the cache against the uncached model.
@@ -43,14 +45,14 @@ def verify(
     Decodes greedily, and compares the logits of every step. Exit code 1 if they differ.
     """
     text = read_prompt(prompt, prompt_file)
-    model, tokenizer = load(checkpoint, device)
-    idx = encode(model, tokenizer, text, model.config.block_size)
-    room = model.config.block_size + 1 - idx.shape[1]
-    if not 1 <= steps <= room:
-        raise ValueError(
-            f"--steps must lie in [1, {room}] after {idx.shape[1]} prompt tokens, got {steps}"
-        )
-    report = verify_cache(model, idx, steps, engine=ready(engine, model))
+    with loaded(checkpoint, device, thread_count) as (model, tokenizer):
+        idx = encode(model, tokenizer, text, model.config.block_size)
+        room = model.config.block_size + 1 - idx.shape[1]
+        if not 1 <= steps <= room:
+            raise ValueError(
+                f"--steps must lie in [1, {room}] after {idx.shape[1]} prompt tokens, got {steps}"
+            )
+        report = lab35.verify_cache(model, idx, steps, engine=ready(engine, model))
     if as_json:
         print_json(report.as_dict())
     else:
@@ -67,6 +69,7 @@ def trace(
     seed: SeedOption = DEFAULTS.seed,
     checkpoint: CheckpointOption = None,
     device: DeviceOption = "cpu",
+    thread_count: ThreadsOption = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Tell one decode step.
@@ -75,9 +78,10 @@ def trace(
     """
     settings = Settings(temperature, top_k, top_p, seed=seed)
     text = read_prompt(prompt, prompt_file)
-    model, tokenizer = load(checkpoint, device)
-    idx = encode(model, tokenizer, text, model.config.block_size)
-    told = trace_step(model, idx, **settings.choice(), generator=settings.generator(model))
+    with loaded(checkpoint, device, thread_count) as (model, tokenizer):
+        idx = encode(model, tokenizer, text, model.config.block_size)
+        generator = settings.generator(model)
+        told = lab35.trace_step(model, idx, **settings.choice(), generator=generator)
     if as_json:
         print_json(told.as_dict(tokenizer))
     else:
@@ -110,21 +114,12 @@ def _tell(told: Trace, tokenizer: Tokenizer, settings: Settings) -> str:
 def info(checkpoint: CheckpointOption = None, as_json: JsonOption = False) -> None:
     """Show a checkpoint.
 
-    Its sizes, parameters, bytes and digests, and how it was trained.
+    Its sizes, parameters, bytes and recorded digests, and how it was trained. No weight is
+    read: the file's header is held against the sizes. Loading a model checks the digests.
     """
-    model, tokenizer = load_pretrained(checkpoint)
-    record = read_record(checkpoint)
-    if isinstance(record, dict):  # it is whatever the training script wrote
-        record.pop("curve", None)
-    about = {
-        "config": dataclasses.asdict(model.config),
-        "parameters": model.num_parameters,
-        "weight_bytes": sum(parameter.nbytes for parameter in model.parameters()),
-        "vocab_size": tokenizer.vocab_size,
-        "eos_id": tokenizer.eos_id,
-        "sha256": read_digests(checkpoint),
-        "record": record,
-    }
+    about = dataclasses.asdict(lab35.checkpoint.read_summary(checkpoint))
+    if isinstance(about["record"], dict):  # it is whatever the training script wrote
+        about["record"].pop("curve", None)
     if as_json:
         print_json(about)
         return

@@ -6,11 +6,10 @@ import codecs
 import dataclasses
 import sys
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-import torch
-
-from lab35.cli.models import encode, load
+import lab35
+from lab35.cli.models import encode, loaded
 from lab35.cli.options import (
     DEFAULTS,
     CheckpointOption,
@@ -18,14 +17,17 @@ from lab35.cli.options import (
     SeedOption,
     Settings,
     TemperatureOption,
+    ThreadsOption,
     TokensOption,
     TopKOption,
     TopPOption,
 )
 from lab35.cli.streams import MAX_BYTES, echoed, note, one_line, standard_input, unescape
-from lab35.loop import decode_steps
-from lab35.model import GPT
-from lab35.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+    from lab35 import GPT, Tokenizer
 
 MAX_PIECES = 64  # of a line that is too long, before it is taken for one without an end
 
@@ -38,6 +40,7 @@ def repl(
     seed: SeedOption = DEFAULTS.seed,
     checkpoint: CheckpointOption = None,
     device: DeviceOption = "cpu",
+    thread_count: ThreadsOption = 1,
 ) -> None:
     r"""Continue one prompt after another.
 
@@ -46,7 +49,13 @@ def repl(
     Ctrl-C ends a text, and the end of input ends the session.
     """
     settings = Settings(temperature, top_k, top_p, max_new_tokens, seed)
-    model, tokenizer = load(checkpoint, device)
+    with loaded(checkpoint, device, thread_count) as (model, tokenizer):
+        _converse(model, tokenizer, settings)
+    print(file=sys.stderr)
+
+
+def _converse(model: GPT, tokenizer: Tokenizer, settings: Settings) -> None:
+    """Take one line after another, until there are no more."""
     generator, text = settings.generator(model), None
     lines, number = standard_input(), 0
     note("A prompt, or /help. Ctrl-D ends.")
@@ -68,7 +77,6 @@ def repl(
                 _write(model, tokenizer, text, settings, generator)
         except ValueError as error:
             note(f"lab35: error: {one_line(error)}")
-    print(file=sys.stderr)
 
 
 # --- a text --------------------------------------------------------------------------------------
@@ -104,7 +112,9 @@ def _write(
     model: GPT, tokenizer: Tokenizer, text: _Text, settings: Settings, generator: torch.Generator
 ) -> None:
     """Go on with a text of any length; Ctrl-C ends it and keeps what is there."""
-    steps = decode_steps(
+    import torch
+
+    steps = lab35.decode_steps(
         model,
         torch.tensor([text.ids], device=model.wte.weight.device),
         settings.max_new_tokens,

@@ -81,7 +81,8 @@ def standard_input() -> BinaryIO:
 def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
     """Take the prompt from where it is; a file's last line break is not part of it."""
     if prompt_file is None:
-        return DEFAULT_PROMPT if prompt is None else from_argument("--prompt", prompt)
+        text = DEFAULT_PROMPT if prompt is None else from_argument("--prompt", prompt)
+        return check_prompt(text)
     if prompt is not None:
         raise ValueError(f"--prompt-file must stand without --prompt, got {prompt!r} too")
     try:
@@ -100,11 +101,18 @@ def read_prompt(prompt: str | None, prompt_file: str | None) -> str:
             f"--prompt-file must hold at most {MAX_BYTES:,} bytes, got more from {prompt_file!r}"
         )
     try:
-        return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        return check_prompt(data.decode("utf-8").removesuffix("\n").removesuffix("\r"))
     except UnicodeDecodeError as error:
         raise ValueError(
             f"--prompt-file must be UTF-8 text, got {prompt_file!r}: {error}"
         ) from None
+
+
+def check_prompt(text: str) -> str:
+    """Refuse a prompt without a character: there is nothing to continue."""
+    if not text:
+        raise ValueError("prompt must hold at least one character, got ''")
+    return text
 
 
 def from_argument(option: str, text: str) -> str:

@@ -6,13 +6,12 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from torch import Tensor
 
-from lab35.batching import completions
-from lab35.cli.models import encode, load, pad, ready, what_runs
+import lab35
+from lab35.cli.models import encode, loaded, pad, ready, what_runs
 from lab35.cli.options import (
     DEFAULTS,
     CheckpointOption,
@@ -24,22 +23,26 @@ from lab35.cli.options import (
     SeedOption,
     Settings,
     TemperatureOption,
+    ThreadsOption,
     TokensOption,
     TopKOption,
     TopPOption,
 )
-from lab35.cli.streams import echoed, from_argument, note, print_json, read_prompt, unescape
-from lab35.loop import decode_steps
-from lab35.loop import generate as run_generate
-from lab35.model import GPT
-from lab35.speed import EngineName
-from lab35.streaming import generate_stream
-from lab35.timing import (
-    clock_on,
-    time_paired,
+from lab35.cli.streams import (
+    check_prompt,
+    echoed,
+    from_argument,
+    note,
+    print_json,
+    read_prompt,
+    unescape,
 )
-from lab35.tokenizer import Tokenizer
-from lab35.verification import VerifyReport, verify_cache
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lab35 import GPT, Tokenizer, VerifyReport
+    from lab35.speed import EngineName
 
 ROUNDS = 5
 
@@ -76,6 +79,7 @@ def generate(
     ] = None,
     checkpoint: CheckpointOption = None,
     device: DeviceOption = "cpu",
+    thread_count: ThreadsOption = 1,
     as_json: JsonOption = False,
 ) -> int:
     """Continue a prompt, or several as a batch.
@@ -92,47 +96,44 @@ def generate(
                 raise ValueError(f"--batch-prompts must stand without {name}, got {value!r} too")
         if stream:
             raise ValueError("--batch-prompts must stand without --stream, got both")
+        if engine not in (None, "eager"):
+            raise ValueError(f"--batch-prompts must stand without --engine {engine}, got both")
         texts = from_argument("--batch-prompts", batch_prompts).split("|")
+        for text in texts:
+            check_prompt(text)
+    if not cache and engine not in (None, "eager"):
+        raise ValueError(f"--no-cache must stand without --engine {engine}, got both")
     stops = [unescape(from_argument("--stop", string)) for string in stop or ()]
     if "" in stops:
         raise ValueError("--stop must hold at least one character, got ''")
 
-    # Everything that can be refused is refused before any work is shown.
-    model, tokenizer = load(checkpoint, device)
-    limit, advice = _limit(model, cache, verify, benchmark)
-    rows = [encode(model, tokenizer, text, limit, advice) for text in texts]
-    engine = ready(engine, model, batch=batch_prompts is not None, use_cache=cache)
-    loop = {"use_cache": cache, "engine": engine}
+    with loaded(checkpoint, device, thread_count) as (model, tokenizer):
+        # Everything that can be refused is refused before any work is shown.
+        limit, advice = _limit(model, cache, verify, benchmark)
+        rows = [encode(model, tokenizer, text, limit, advice) for text in texts]
+        engine = ready(engine, model, batch=batch_prompts is not None, use_cache=cache)
+        loop = {"use_cache": cache, "engine": engine}
 
-    if batch_prompts is None:
-        show = (
-            _no_show if as_json and not stream else _show_on(sys.stderr if as_json else sys.stdout)
-        )
-        result = _continue_one(
-            model,
-            tokenizer,
-            texts[0],
-            rows[0],
-            settings,
-            stops,
-            loop,
-            show if stream is not False else _at_the_end(show),
-        )
-    else:
-        result = _continue_batch(model, tokenizer, texts, rows, settings, loop)
-        if not as_json:
-            for text, completion in zip(texts, result["completion"], strict=True):
-                with echoed(text):
-                    print(completion, flush=True)
-            note(f"batch: each row {'IS' if result['batch_consistent'] else 'IS NOT'} its own run")
-
-    reports = [_verify(model, idx, max_new_tokens, engine) for idx in rows if verify]
-    if verify:
-        result["verify"] = [report.as_dict() for report in reports]
         if batch_prompts is None:
-            result["verify"] = result["verify"][0]
-    if benchmark:
-        result["benchmark"] = _benchmark(model, tokenizer, rows, settings, engine)
+            show = _no_show
+            if stream or not as_json:
+                show = _show_on(sys.stderr if as_json else sys.stdout)
+            if stream is False:
+                show = _at_the_end(show)
+            text, idx = texts[0], rows[0]
+            result = _continue_one(model, tokenizer, text, idx, settings, stops, loop, show)
+        else:
+            result = _continue_batch(model, tokenizer, texts, rows, settings, loop)
+            if not as_json:
+                _show_batch(texts, result)
+
+        reports = [_verify(model, idx, max_new_tokens, engine) for idx in rows if verify]
+        if verify:
+            result["verify"] = [report.as_dict() for report in reports]
+            if batch_prompts is None:
+                result["verify"] = result["verify"][0]
+        if benchmark:
+            result["benchmark"] = _benchmark(model, tokenizer, rows, settings, engine)
     if as_json:
         print_json(result)
     else:
@@ -164,7 +165,7 @@ def _continue_one(
     show: Callable[[str | None], None],
 ) -> dict[str, Any]:
     """Write one text, showing each piece; `show(None)` ends the line."""
-    steps = decode_steps(
+    steps = lab35.decode_steps(
         model,
         idx,
         settings.max_new_tokens,
@@ -173,7 +174,7 @@ def _continue_one(
         eos_id=tokenizer.eos_id,
         **loop,
     )
-    events = generate_stream(tokenizer, steps, stop=stop)
+    events = lab35.generate_stream(tokenizer, steps, stop=stop)
     pieces, reason = [], None
     with nullcontext() if show is _no_show else echoed(prompt):
         try:
@@ -197,7 +198,7 @@ def _continue_batch(
     """Write several texts at once, and compare each row with its own run."""
     idx, key_mask = pad(model, tokenizer, [row[0].tolist() for row in rows])
     options = settings.choice() | {"eos_id": tokenizer.eos_id} | loop
-    made = run_generate(
+    made = lab35.generate(
         model,
         idx,
         settings.max_new_tokens,
@@ -205,20 +206,28 @@ def _continue_batch(
         generators=[settings.generator(model) for _ in rows],
         **options,
     )
-    together = completions(made, tokenizer.eos_id)
+    together = lab35.completions(made, tokenizer.eos_id)
     alone = []
     for row in rows:
         # A padded row runs out of positions sooner: compare as many tokens as the batch has.
-        own = run_generate(
+        own = lab35.generate(
             model,
             row,
             made.new_tokens.shape[1],
             generator=settings.generator(model),
             **options,
         )
-        alone += completions(own, tokenizer.eos_id)
+        alone += lab35.completions(own, tokenizer.eos_id)
     texts = [tokenizer.decode(ids) for ids in together]
     return _result(list(prompts), texts, made.stop_reason, batch_consistent=together == alone)
+
+
+def _show_batch(prompts: Sequence[str], result: dict[str, Any]) -> None:
+    """Show each text behind its prompt, and whether it is the one that its row writes alone."""
+    for prompt, completion in zip(prompts, result["completion"], strict=True):
+        with echoed(prompt):
+            print(completion, flush=True)
+    note(f"batch: each row {'IS' if result['batch_consistent'] else 'IS NOT'} its own run")
 
 
 def _result(prompt: Any, completion: Any, stop_reason: str | None, **more: Any) -> dict[str, Any]:
@@ -229,7 +238,7 @@ def _result(prompt: Any, completion: Any, stop_reason: str | None, **more: Any) 
 
 def _verify(model: GPT, idx: Tensor, steps: int, engine: EngineName) -> VerifyReport:
     room = model.config.block_size + 1 - idx.shape[1]
-    return verify_cache(model, idx, max(1, min(steps, room)), engine=engine)
+    return lab35.verify_cache(model, idx, max(1, min(steps, room)), engine=engine)
 
 
 def _benchmark(
@@ -244,12 +253,13 @@ def _benchmark(
     new = max(1, min(settings.max_new_tokens, model.config.block_size + 1 - idx.shape[1]))
 
     mask = key_mask if len(rows) > 1 else None
-    write = partial(run_generate, model, idx, new, temperature=0, key_mask=mask)
+    write = partial(lab35.generate, model, idx, new, temperature=0, key_mask=mask)
     variants = {
         "uncached": partial(write, use_cache=False),
         "cached": partial(write, engine=engine),
     }
-    timed = time_paired(variants, repeats=ROUNDS, clock=clock_on(idx.device))
+    clock = lab35.timing.clock_on(idx.device)
+    timed = lab35.timing.time_paired(variants, repeats=ROUNDS, clock=clock)
     cached, uncached = (timed["variants"][name] for name in ("cached", "uncached"))
     return {
         "rows": len(rows),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from lab35._engines import EngineName
 from lab35.model import GPT, Attention, Block, GPTConfig, weight_shapes
 from lab35.speed.compiled import Compiled
 from lab35.speed.engine import EPS, Engine
@@ -17,9 +18,6 @@ from lab35.speed.loops import Jitted
 from lab35.speed.recorded import Recorded
 from lab35.speed.rungs import Lean
 from lab35.speed.storage import Unavailable, cause
-
-EngineName = Literal["eager", "lean", "compiled", "numba"]
-"""What `generate` can run its decode steps with; `"eager"` is the model itself."""
 
 
 def choose_engine(

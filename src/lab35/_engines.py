@@ -1,0 +1,8 @@
+"""The names of the engines, apart from the engines: the command line knows them without torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+EngineName = Literal["eager", "lean", "compiled", "numba"]
+"""What `generate` can run its decode steps with; `"eager"` is the model itself."""
