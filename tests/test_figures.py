@@ -23,6 +23,7 @@ from lab35_course.figure import (
 )
 from lab35_course.inline_svg import inline_svg
 from lab35_course.results import ROOT, Data, Result, read_results
+from lab35_course.sketch import PANEL, PAPER, RUST, SOFT, TEAL, WIDEST, Sketch
 
 LIGHT, DARK = "#ffffff", "#1e2129"
 
@@ -151,3 +152,82 @@ def test_drawing_that_does_more_than_show_is_refused(tmp_path: Path, content: st
         inline_svg(path, "a toy", "toy-")
     path.write_text('<svg xmlns="http://www.w3.org/2000/svg"><rect fill="url(#a)" id="b"/></svg>')
     assert "rect" in [element.tag for element in inline_svg(path, "a toy", "toy-").iter()]
+
+
+# --- Sketches -------------------------------------------------------------------------------------
+
+CSS = (ROOT / "docs" / "assets" / "css" / "lab35.css").read_text(encoding="utf-8")
+FALLBACK = re.compile(r"var\((--lab-[\w-]+), (#[0-9a-f]{6})\)")
+
+
+def colours_of_the_page(scheme: str) -> dict[str, str]:
+    """The page's colours in light or in dark, by name."""
+    light, dark = (
+        dict(re.findall(r"(--lab-[\w-]+): (#[0-9a-f]{6});", CSS.split(start, 1)[1].split("}")[0]))
+        for start in ("\n[data-md-color-scheme] {", '[data-md-color-scheme="slate"] {')
+    )
+    return light if scheme == "light" else dark
+
+
+def test_a_sketch_is_drawn_to_the_hundredth_of_a_pixel() -> None:
+    """Shapes lie in their order, words are text, and no float shows its last bits."""
+    sketch = Sketch(100, 40)
+    sketch.box(1 / 3, 2, 30, 20.0, fill=RUST, opacity=0.5)
+    sketch.line((0, 0), (6, 8), arrow=True)
+    sketch.text(5, 20, "a < b & c", mono=True)
+    root = ET.fromstring(sketch.svg())
+    box, line, text = root
+
+    assert {"width": "100", "height": "40"}.items() <= root.attrib.items()
+    assert ["rect", "path", "text"] == [element.tag.rpartition("}")[2] for element in root]
+    assert {"x": "0.33", "y": "2", "width": "30", "height": "20"}.items() <= box.attrib.items()
+    assert f"fill: {RUST}; fill-opacity: 0.5" == box.attrib["style"]
+    assert "M0 0 L6 8 M5.8 1.9 L6 8 L0.2 6.1" == line.attrib["d"]
+    assert "a < b & c" == text.text
+
+
+def test_a_sketch_is_drawn_through_the_registry() -> None:
+    """A registered function may return a sketch where another returns a plot."""
+    sketch = Sketch(10, 10)
+    assert sketch.svg() == Drawing("toy", (), lambda: sketch).svg({})
+
+
+@pytest.mark.parametrize("width", [0, WIDEST + 1])
+def test_a_sketch_that_a_phone_would_shrink_is_refused(width: int) -> None:
+    """A drawing wider than the column of a phone would be shrunk there, and its words with it."""
+    assert WIDEST == Sketch(WIDEST, 10).width
+    with pytest.raises(ValueError, match=f"width must lie in .1, {WIDEST}. pixels, got {width}"):
+        Sketch(width, 10)
+    with pytest.raises(ValueError, match="size must be at least 11 pixels, got 10"):
+        Sketch(100, 10).text(0, 0, "small", size=10)
+
+
+def test_paints_of_a_sketch_are_those_of_the_page() -> None:
+    """A drawing shown without a page has the page's light colours, and not older ones."""
+    light = colours_of_the_page("light")
+    for paint in (PAPER, SOFT, PANEL, RUST, TEAL):
+        name, colour = FALLBACK.fullmatch(paint).groups()
+        assert light[name] == colour, name
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_of_a_sketch_can_be_read(scheme: str) -> None:
+    """Text needs a contrast of 4.5:1 (WCAG 2.2, 1.4.3) on whatever it is set on."""
+    page = colours_of_the_page(scheme)
+    ink, paper, panel, soft, rust, teal = (
+        page[f"--lab-{name}"]
+        for name in ("ink", "paper", "panel", "ink-soft", "accent-strong", "accent")
+    )
+
+    def tint(colour: str, opacity: float) -> str:
+        mixed = (
+            round(opacity * int(colour[i : i + 2], 16) + (1 - opacity) * int(paper[i : i + 2], 16))
+            for i in (1, 3, 5)
+        )
+        return "#" + "".join(f"{channel:02x}" for channel in mixed)
+
+    pairs = [(word, ground) for word in (ink, soft, rust) for ground in (paper, panel)]
+    pairs += [(paper, rust), (ink, tint(rust, 0.45)), (ink, tint(teal, 0.18))]
+    for pair in pairs:
+        low, high = sorted(map(luminance, pair))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, pair

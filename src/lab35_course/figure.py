@@ -14,6 +14,8 @@ A module in `lab35_course.figures` declares its figures, and is found by itself:
 `scripts/figures.py` draws it into `docs/assets/figures/loop-cost.svg`. Nothing but the results goes
 into a figure, and no date or version comes out, so that a check can compare bytes.
 
+A function may return a `lab35_course.sketch.Sketch` instead, for what has boxes and no axes.
+
 Lines cycle through `PALETTE` and the dash patterns of `DASHES` together: a reader who sees no
 difference in colour sees one in the dashes. `INK` is the page's own text colour.
 """
@@ -33,6 +35,7 @@ from matplotlib.figure import Figure
 
 from lab35.checkpoint import replacing
 from lab35_course.results import Problem, Result, collect, fitted
+from lab35_course.sketch import Sketch
 
 __all__ = [
     "BLUE",
@@ -99,7 +102,7 @@ class Drawing:
 
     name: str
     results: Sequence[str]
-    function: Callable[..., Figure]
+    function: Callable[..., Figure | Sketch]
 
     def svg(self, stored: Mapping[str, Result]) -> str:
         """Draw the figure.
@@ -124,13 +127,17 @@ class Drawing:
             {**matplotlib.rcParamsDefault, **STYLE, "svg.hashsalt": self.name}
         ):
             drawn = fitted(self.function, *(stored[name].data for name in self.results))
+            if isinstance(drawn, Sketch):
+                return drawn.svg()
             written = io.StringIO()
             nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
             drawn.savefig(written, format="svg", metadata=nothing)
         return _portable(written.getvalue())
 
 
-def figure(name: str, *, results: Sequence[str]) -> Callable[[Callable[..., Figure]], Drawing]:
+def figure(
+    name: str, *, results: Sequence[str]
+) -> Callable[[Callable[..., Figure | Sketch]], Drawing]:
     """Register a function of stored results as a figure.
 
     Args:
@@ -138,8 +145,8 @@ def figure(name: str, *, results: Sequence[str]) -> Callable[[Callable[..., Figu
         results: The results whose data the function takes, one positional argument each.
 
     Returns:
-        A decorator. The function returns a matplotlib figure made by `canvas`, and depends on
-        nothing but its arguments.
+        A decorator. The function returns a matplotlib figure made by `canvas`, or a sketch, and
+        depends on nothing but its arguments.
     """
     return lambda function: Drawing(name, tuple(results), function)
 
