@@ -17,7 +17,7 @@ ROOMS = {
     "API page": "docs/api/{}.md",
 }
 
-NO_CHAPTER = {"model", "tokenizer", "checkpoint", "trace", "terminal"}
+NO_CHAPTER = {"tokenizer", "checkpoint", "trace", "terminal"}
 """Modules that chapters use and none is about; they have the other three rooms."""
 NOT_CHAPTERS = {"index", "notation"}
 """Pages beside the chapters."""

@@ -155,6 +155,36 @@ def test_the_text_needs_no_script(browser: Browser, address: str) -> None:
         assert [] == [problem for problem in problems if "ERR_FAILED" not in problem]
 
 
+SKETCHES = """() => [...document.querySelectorAll("svg.sketch")].map(svg => {
+    const room = svg.getBoundingClientRect(), words = [...svg.querySelectorAll("text")];
+    const outside = ({left, right, top, bottom}) =>
+        left < room.left || right > room.right || top < room.top || bottom > room.bottom;
+    return {
+        shrunk: room.width < svg.width.baseVal.value,
+        scrolls: svg.parentElement.scrollWidth > svg.parentElement.clientWidth,
+        outside: words.filter(t => outside(t.getBoundingClientRect())).map(t => t.textContent),
+        small: words.filter(text => parseFloat(getComputedStyle(text).fontSize) < 11).length,
+        faces: [...new Set(words.map(text => getComputedStyle(text).fontFamily.split(",")[0]))],
+    };
+})"""
+
+
+@pytest.mark.parametrize("size", ["phone", "desktop"])
+def test_sketches_can_be_read_as_they_stand(size: str, browser: Browser, address: str) -> None:
+    """Guards the diagrams: not shrunk, not cut, no words over the edge, in the page's typefaces."""
+    with opened(browser, size) as (page, problems):
+        page.goto(f"{address}/model.html")
+        page.evaluate("document.fonts.ready")
+        found = page.evaluate(SKETCHES)
+        faces = {face for sketch in found for face in sketch.pop("faces")}
+        assert len(found) == 5
+        assert [{"shrunk": False, "scrolls": False, "outside": [], "small": 0}] * 5 == found
+        assert {'"Source Sans 3"', '"Source Code Pro"'} == faces
+        page.locator("svg.sketch text", has_text="LayerNorm").first.click(click_count=3)
+        assert "LayerNorm" in page.evaluate("getSelection().toString()")
+        assert [] == problems
+
+
 def test_a_link_into_a_folded_answer_opens_it(browser: Browser, address: str) -> None:
     """Guards links to what is folded away, as results of a search are."""
     with opened(browser, "desktop") as (page, problems):
@@ -209,3 +239,9 @@ def test_forced_colours_reach_the_drawings(browser: Browser, address: str) -> No
         ink = page.locator(".drawing svg").first.evaluate("svg => getComputedStyle(svg).color")
         paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert ("rgb(255, 255, 255)", "rgb(0, 0, 0)") == (ink, paper)
+        page.goto(f"{address}/model.html")
+        page.evaluate("document.body.dataset.mdColorScheme = 'default'")
+        fills = (
+            "[...document.querySelectorAll('svg.sketch text')].map(t => getComputedStyle(t).fill)"
+        )
+        assert {"rgb(255, 255, 255)", "rgb(0, 0, 0)"} >= set(page.evaluate(fills))

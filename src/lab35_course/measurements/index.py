@@ -11,6 +11,7 @@ WORDS_A_MINUTE, SECONDS_A_LINE = 200, 4
 STEP = 5
 """Minutes that a reading time is rounded to, outwards: a reworded sentence rarely moves it."""
 CHAPTERS = (
+    "model",
     "loop",
     "sampling",
     "cache",
