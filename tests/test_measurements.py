@@ -84,6 +84,15 @@ FAULTS = {
         _set("same_tokens", to=False),
         _set("rows", 5, "loop_adds", to=lambda adds: adds - 13),
         _set("rows", 5, "than_uncached", to=999.0),
+        _set("ctranslate2_of_best", to=9.0),
+        lambda data: data["rows"].pop(8),
+    ),
+    "speed.ratios": (
+        _set("same_tokens", 2, to=False),
+        _set("rows", 0, "one", to="lean, greedy"),
+        _set("rows", 1, "ratio", "samples", to=1),
+        _swap(("rows",), 1, 2),
+        lambda data: data["rows"].pop(),
     ),
     "speed.sampled": (
         _set("same_tokens", to=False),

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from lab35 import GPT, cache_bytes, generate, load_pretrained
 from lab35.batching import left_pad, position_ids
+from lab35.speed import EngineName, choose_engine
+from lab35_course.measurements.sampling import PASSAGE
 from lab35_course.results import Data, Size, Table, invariant, measurement, table
 
 PROMPTS = ("Holmes", "It was a dark night and", "My dear Watson, said he, I")
@@ -223,3 +225,24 @@ def padding_table(data: Data) -> Table:
         "share",
     ]
     return Table(headers, rows, align="lrrrrrr")
+
+
+# Batches for other pages
+
+
+def windows(rows: int) -> Tensor:
+    """Cut prompts of 16 tokens out of a passage, one at every fourth token: (rows, 16).
+
+    No greedy choice that follows them is close, so that other kernels write the same.
+    """
+    _, tokenizer = load_pretrained()
+    return torch.tensor(tokenizer.encode(PASSAGE)).unfold(0, 16, 4)[:rows]
+
+
+def can_run(engine: EngineName, model: GPT, rows: int) -> bool:
+    """Say whether an engine takes so many rows of a model."""
+    try:
+        choose_engine(engine, model, rows)
+    except ValueError:
+        return False
+    return True

@@ -19,12 +19,13 @@ import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab35 import GPT, GrowingCache, generate, load_pretrained
+from lab35 import GPT, GrowingCache, KVCache, generate, load_pretrained
 from lab35.speed import Compiled, Engine, EngineName, Jitted, Lean, OneWrite, Textbook, why_not
 from lab35.speed import compiled as compiled_rung
 from lab35.speed.loops import LOOPS, _jit
 from lab35.timing import compare, interleaved, mean_seconds, spread
-from lab35_course.peers import to_hugging_face, to_onnx_runtime
+from lab35_course.measurements.batching import can_run, windows
+from lab35_course.peers import to_ctranslate2, to_hugging_face, to_onnx_runtime
 from lab35_course.plain import code
 from lab35_course.results import Data, Size, Table, invariant, measurement, table
 
@@ -319,6 +320,10 @@ def peers(size: Size) -> Data:
     }
     for name in engines:
         texts[f"lab35, {name}"] = lambda name=name: ours(engine=name).tokens
+    theirs = to_ctranslate2(model)
+    texts["CTranslate2"] = lambda: torch.cat(
+        (prompt, torch.tensor(theirs(prompt.tolist(), new_tokens))), dim=1
+    )
     if size is Size.FULL and find_spec("onnxruntime") and find_spec("onnxscript"):
         texts["onnxruntime, growing cache"] = partial(to_onnx_runtime(model), prompt, new_tokens)
     bare = {
@@ -336,6 +341,7 @@ def peers(size: Size) -> Data:
         name: _whole_microseconds(variant["seconds"]["median"] / new_tokens)
         for name, variant in told.items()
     }
+    ours_best = min((f"lab35, {name}" for name in engines), key=shown.__getitem__)
     rows = [
         {
             "loop": name,
@@ -353,6 +359,8 @@ def peers(size: Size) -> Data:
         "prompt": prompt.shape[1],
         "new": new_tokens,
         "transformers": version("transformers"),
+        "ctranslate2": version("ctranslate2"),
+        "ctranslate2_of_best": _sum_up(rounds, "CTranslate2", ours_best),
         "onnxruntime": version("onnxruntime") if find_spec("onnxruntime") else "none",
         "same_tokens": all(torch.equal(text, written[0]) for text in written),
         "rows": rows,
@@ -366,6 +374,10 @@ def peers_write_the_same(data: Data) -> None:
     rows = {row["loop"]: row for row in data["rows"]}
     assert rows["lab35, no cache"]["than_uncached"] == 1, rows
     assert rows["transformers, DynamicCache"]["than_transformers"] == 1, rows
+    # What is told of CTranslate2 against our best is what the two columns say, up to their medians.
+    ours = [row["than_uncached"] for name, row in rows.items() if name.startswith("lab35, ")]
+    told = data["ctranslate2_of_best"] * rows["CTranslate2"]["than_uncached"] / max(ours)
+    assert 0.5 < told < 2, data["ctranslate2_of_best"]
     for row in data["rows"]:
         assert row["seconds"]["samples"] == data["samples"], row
         assert (row["bare"] is None) == (row["loop_adds"] is None), row
@@ -477,6 +489,116 @@ def sampled_table(data: Data) -> Table:
     ]
     headers = ["engine", "a temperature adds", "with top-k and top-p", "of the greedy token"]
     return Table(headers, rows, align="lrrr")
+
+
+# --- Ratios of one run ---
+
+RATIOS = (
+    ("numba, greedy", "floor"),
+    ("numba, sampled", "floor"),
+    ("lean, sampled", "lean, greedy"),
+    ("compiled, sampled", "compiled, greedy"),
+    ("numba, sampled", "numba, greedy"),
+    ("lean, batch", "eager, batch"),
+    ("lean, batch", "CTranslate2, batch"),
+    ("eager, batch", "CTranslate2, batch"),
+    ("lean, prefill", "eager, prefill"),
+    ("compiled, prefill", "eager, prefill"),
+    ("numba, prefill", "eager, prefill"),
+)
+"""What is compared with what, besides our fastest text with CTranslate2's."""
+
+
+@measurement("speed.ratios", kind="measured", engine="each engine by its name")
+def ratios(size: Size) -> Data:
+    """Time in one run what the page compares: texts and batches through `generate`, and prefills.
+
+    What an engine cannot run here or yet, such as a batch, is left out with its ratios.
+    """
+    model, prompt = _model_and_prompt()
+    new_tokens, samples, rows = size.pick(100, 3), size.pick(21, 2), size.pick(64, 2)
+    names = ["lean", *_to_compile(model, size)]
+    theirs, many = to_ctranslate2(model), windows(rows)
+    weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+    def write(idx: Tensor, engine: EngineName, choice: str) -> list[list[int]]:
+        generator = torch.Generator().manual_seed(1337)
+        how = {"engine": engine, "generator": generator, **CHOICES[choice]}
+        return generate(model, idx, new_tokens, **how).new_tokens.tolist()
+
+    greedy = {f"{name}, greedy": partial(write, prompt, name, "greedy") for name in names}
+    greedy["CTranslate2, greedy"] = partial(theirs, prompt.tolist(), new_tokens)
+    sampled = {f"{name}, sampled": partial(write, prompt, name, "filtered") for name in names}
+    batches = {
+        f"{name}, batch": partial(write, many, name, "greedy")
+        for name in ("eager", "lean")
+        if can_run(name, model, rows)
+    }
+    batches["CTranslate2, batch"] = partial(theirs, many.tolist(), new_tokens)
+    room = prompt.shape[1] + new_tokens - 1
+    prefills = {f"{name}, prefill": RUNGS[name](model, room).prefill for name in names}
+    prefills["eager, prefill"] = lambda idx: model(idx, cache=KVCache.for_model(model, 1, room))
+
+    timed = {"floor": partial(mean_seconds, partial(_read_all, weights, new_tokens))}
+    for name, run in (greedy | sampled | batches).items():
+        timed[name] = partial(mean_seconds, run)
+    for name, prefill in prefills.items():
+        timed[name] = partial(mean_seconds, partial(prefill, prompt), size.pick(10, 1))
+    with torch.inference_mode():
+        rounds = list(interleaved(timed, repeats=samples, warmup=size.pick(2, 1)))
+    seconds = {name: spread([times[name] for times in rounds]) for name in timed}
+    fastest = min((f"{name}, greedy" for name in names), key=lambda name: seconds[name]["median"])
+    return {
+        "samples": samples,
+        "prompt": prompt.shape[1],
+        "new": new_tokens,
+        "batch": rows,
+        "ctranslate2": version("ctranslate2"),
+        "same_tokens": [_all_same(texts) for texts in (greedy, sampled, batches)],
+        "seconds": [{"name": name, **told} for name, told in seconds.items()],
+        "rows": [
+            {
+                "one": one,
+                "other": other,
+                "ratio": spread([times[one] / times[other] for times in rounds]),
+            }
+            for one, other in ((fastest, "CTranslate2, greedy"), *RATIOS)
+            if {one, other} <= timed.keys()
+        ],
+    }
+
+
+def _all_same(texts: dict[str, Callable[[], list[list[int]]]]) -> bool:
+    """Say whether all of these write the same."""
+    first, *others = (write() for write in texts.values())
+    return all(text == first for text in others)
+
+
+@invariant("speed.ratios")
+def ratios_compare_what_they_say(data: Data) -> None:
+    """The same tokens on both sides, our fastest text first, and no pair missing that was timed."""
+    assert all(data["same_tokens"]), data["same_tokens"]
+    assert all(row["ratio"]["samples"] == data["samples"] for row in data["rows"]), data["rows"]
+    (fastest, other), *pairs = [(row["one"], row["other"]) for row in data["rows"]]
+    median_of = {row["name"]: row["median"] for row in data["seconds"]}
+    ours = {name for name in median_of if name.endswith(", greedy")} - {"CTranslate2, greedy"}
+    assert (fastest, other) == (min(ours, key=median_of.__getitem__), "CTranslate2, greedy"), data
+    assert pairs == [pair for pair in RATIOS if median_of.keys() >= set(pair)], pairs
+
+
+@table("speed.ratios", result="speed.ratios")
+def ratios_table(data: Data) -> Table:
+    """Lay out how many times as long one takes as the other, and the range over the rounds."""
+    rows = [
+        [
+            row["one"],
+            row["other"],
+            f"{row['ratio']['median']:.2f}",
+            f"{row['ratio']['min']:.2f} to {row['ratio']['max']:.2f}",
+        ]
+        for row in data["rows"]
+    ]
+    return Table(["this", "beside this", "times as long", "range"], rows, align="llrr")
 
 
 # --- What each idea brings ---
