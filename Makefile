@@ -29,8 +29,14 @@ $(READY): pyproject.toml constraints.txt
 site: $(READY) ## Build the course in strict mode and serve it; it reloads when a page changes.
 	@$(PYTHON) -c 'import socket, sys; socket.create_server(("127.0.0.1", int(sys.argv[1]))).close()' '$(PORT)' 2>/dev/null || { \
 		echo "PORT=$(PORT) is in use, or is no port that you may serve on; choose another, as in: make site PORT=8001" >&2; exit 1; }
+	@$(PYTHON) scripts/notebooks.py
 	@echo "The course will be at http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"
 	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs serve --strict --dev-addr 127.0.0.1:$(PORT)
+
+.PHONY: build
+build: $(READY) ## Build the course in strict mode into the folder site, for any web server.
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+	$(PYTHON) scripts/notebooks.py site/notebooks
 
 .PHONY: test
 test: $(READY) ## Run the tests, every fence of the course, and the checks of its numbers.
@@ -69,5 +75,5 @@ format: $(READY) ## Mend what can be mended by itself.
 
 .PHONY: clean
 clean: ## Delete what the tools leave behind; .venv and checkpoints stay.
-	rm -rf build dist site .hypothesis .pytest_cache .ruff_cache
+	rm -rf build dist docs/notebooks site .hypothesis .pytest_cache .ruff_cache
 	find docs scripts src tests -name __pycache__ -prune -exec rm -rf {} +
