@@ -20,8 +20,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from lab35 import GPT, KVCache, Tokenizer, generate, load_pretrained, trace_step, verify_cache
+from lab35 import GPT, Tokenizer, generate, load_pretrained, trace_step, verify_cache
 from lab35.checkpoint import ASSETS, save_checkpoint
 from lab35.cli import app, main
 from lab35.cli.bench import BENCH_VARIANTS
@@ -189,8 +190,8 @@ def test_a_cache_that_fails_is_exit_code_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cache that stores values wrongly fails both commands that verify, and they say so."""
-    write = KVCache.write
-    monkeypatch.setattr(KVCache, "write", lambda self, layer, k, v: write(self, layer, k, 1.01 * v))
+    store = Lean._store
+    monkeypatch.setattr(Lean, "_store", lambda self, k, v: store(self, k, 1.01 * v))
     code, out, _ = run(capsys, "verify", "--steps", "8")
     assert code == 1
     assert "FAILED" in out
@@ -250,7 +251,7 @@ def test_a_batch_that_is_wrong_is_exit_code_one(
 ) -> None:
     """Positions that count the padding spoil the short rows, and the command finds it."""
     columns = lambda mask: torch.arange(mask.shape[1])[None]  # noqa: E731
-    monkeypatch.setattr("lab35.loop.position_ids", columns)
+    monkeypatch.setattr("lab35.speed.prompt.position_ids", columns)
     prompts = "Holmes|My dear Watson, said he, I"
     code, out, _ = run(capsys, "generate", "--batch-prompts", prompts, "--json")
     assert code == 1
@@ -1134,13 +1135,13 @@ def test_one_thread_unless_asked_and_the_caller_gets_its_own_back(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     """The first forward already runs on one thread, and --threads is heard by every command."""
-    seen, forward = [], GPT.forward
+    seen, attend = [], F.scaled_dot_product_attention
 
     def watched(*args: object, **options: object) -> object:
         seen.append(torch.get_num_threads())
-        return forward(*args, **options)
+        return attend(*args, **options)
 
-    monkeypatch.setattr(GPT, "forward", watched)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
     for asked, callers, expected in ((), 2, 1), (("--threads", "2"), 1, 2):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Holmes\n")))
         seen.clear()

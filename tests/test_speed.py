@@ -44,7 +44,8 @@ from lab35.speed import (
     storage,
     why_not,
 )
-from lab35.speed.engine import check_step, parts_of
+from lab35.speed.engine import check_step
+from lab35.speed.weights import Weights
 from lab35.verification import verify, verify_cache
 
 RUNGS = {
@@ -182,10 +183,8 @@ def test_the_loops_that_numba_compiles_are_right_as_plain_python(
         model(prompt[:, :-1], cache=cache)
         kv = torch.cat((cache.k, cache.v), dim=1).clone().numpy()  # (L, 2, H, T, D)
         expected = model(prompt[:, -1:], cache=cache)[0][0, -1]
-    blocks = tuple(loops._arrays(*parts_of(block)) for block in model.blocks)
-    wte, wpe = model.wte.weight.detach().numpy(), model.wpe.weight.detach().numpy()
-    at, norm = prompt.shape[1] - 1, loops._arrays(model.ln_f)
-    logits = loops._decode(prompt[0, -1].item(), at, wte, wpe, blocks, norm, kv)
+    weights, at = loops._arrays(Weights.of(model)), prompt.shape[1] - 1
+    logits = loops._decode(prompt[0, -1].item(), at, *weights, kv)
     assert np.abs(logits - expected.numpy()).max() < 1e-4
     stored = torch.cat((cache.k, cache.v), dim=1).numpy()
     assert np.abs(kv - stored).max() < 1e-5
@@ -444,12 +443,6 @@ def changed(owner: object, name: str, value: object) -> bool:
 
 
 OBSTACLES = {
-    "rows": (lambda m: m, {"batch_size": 2}, "a batch of 2 rows"),
-    "mask": (
-        lambda m: m,
-        {"key_mask": torch.ones(1, 3, dtype=torch.bool)},
-        "padding, which a key_mask tells",
-    ),
     "uncached": (lambda m: m, {"use_cache": False}, "use_cache=False"),
     "subclass": (lambda m: Own(m.config), {}, "a model with a part of its own"),
     "hook": (hooked, {}, "a model with hooks"),
@@ -550,7 +543,7 @@ def test_the_default_is_lean(tiny_model: GPT) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in OBSTACLES if case not in ("callable", "meta", "mask", "uncached")]
+    "case", [case for case in OBSTACLES if case not in ("callable", "meta", "uncached")]
 )
 def test_a_changed_model_writes_what_it_writes_step_by_step(tiny_model: GPT, case: str) -> None:
     """The default makes no error and no difference out of any of these."""
@@ -780,7 +773,7 @@ def test_each_engine_goes_by_its_name(model: GPT, prompt: Tensor, engine: str) -
     assert next(decode_steps(model, prompt, 2, engine=engine)).engine == engine
     assert f"engine {engine}, batch of 1" in verify_cache(model, prompt, 2, engine=engine).summary()
     assert generate(model, prompt, 2).engine == "lean"
-    assert generate(model, prompt.repeat(2, 1), 2).engine == "eager"
+    assert generate(model, prompt.repeat(2, 1), 2).engine == "lean"
     assert verify_cache(model, prompt, 2).engine == "eager"
     assert generate(model, prompt, 2, use_cache=False).engine is None
     assert generate(model, prompt, 0, engine=engine).engine is None
@@ -1108,12 +1101,8 @@ def test_a_step_is_held_against_a_model() -> None:
             other.get_parameter(forget).data.zero_()
 
         def step(token: int, at: int, kv: Tensor) -> tuple[Tensor, Tensor]:
-            blocks = tuple(loops._arrays(*parts_of(block)) for block in other.blocks)
-            tables = (other.wte.weight.detach().numpy(), other.wpe.weight.detach().numpy())
-            after = kv.clone()
-            logits = loops._decode(
-                token, at, *tables, blocks, loops._arrays(other.ln_f), after.numpy()
-            )
+            weights, after = loops._arrays(Weights.of(other)), kv.clone()
+            logits = loops._decode(token, at, *weights, after.numpy())
             return torch.from_numpy(logits), (after if store else kv).narrow(3, at, 1)
 
         return step

@@ -15,18 +15,18 @@ assert tokenizer.decode(generation.tokens[0].tolist()).startswith("Sherlock Holm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lab35._arguments import check_generator, integer
-from lab35.cache import KVCache
 from lab35.context import refill_start, slide_start
 from lab35.model import GPT, evaluating, position_ids
-from lab35.sampling import check_sampling, sample_next
+from lab35.sampling import Sampler
 from lab35.speed import Engine, EngineName, choose_engine, new_engine
 
 __all__ = [
@@ -144,7 +144,7 @@ def generate(
         ContextLimitError: If the cached loop meets the limit and `on_context_limit="raise"`, or the
             prompt alone is longer than the block and may not be cut.
     """
-    steps = decode_steps(
+    run = _prepared(
         model,
         idx,
         max_new_tokens,
@@ -161,10 +161,11 @@ def generate(
         engine=engine,
     )
     tokens, fed, reason, ran = [idx], [], None, None
-    for step in steps:
-        tokens.append(step.token)
-        fed.append(step.fed)
-        reason, ran = step.stop_reason, step.engine
+    with torch.inference_mode():  # once: to enter it anew costs a tenth of a fast step
+        for step in run():
+            tokens.append(step.token)
+            fed.append(step.fed)
+            reason, ran = step.stop_reason, step.engine
     return Generation(
         tokens=torch.cat(tokens, dim=1),
         prompt_length=idx.shape[1],
@@ -221,7 +222,45 @@ def decode_steps(
         ValueError: If an argument is out of range.
         ContextLimitError: As `generate` does.
     """
-    temperature, top_k, top_p = check_sampling(temperature, top_k, top_p)
+    run = _prepared(
+        model,
+        idx,
+        max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        generator=generator,
+        generators=generators,
+        eos_id=eos_id,
+        key_mask=key_mask,
+        use_cache=use_cache,
+        on_context_limit=on_context_limit,
+        block_size=block_size,
+        engine=engine,
+    )
+    # Around a generator, torch leaves the mode at each yield, and enters it again.
+    return torch.inference_mode()(run)()
+
+
+def _prepared(
+    model: Model,
+    idx: Tensor,
+    max_new_tokens: int,
+    *,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    generator: torch.Generator | None,
+    generators: Sequence[torch.Generator] | None,
+    eos_id: int | None,
+    key_mask: Tensor | None,
+    use_cache: bool,
+    on_context_limit: OnContextLimit,
+    block_size: int | None,
+    engine: EngineName | None,
+) -> Callable[[], Iterator[Step]]:
+    """Check all arguments, and return what takes the steps, in `torch.inference_mode()`."""
+    sampler = Sampler(temperature, top_k, top_p, generator)
     block_size = _check_block_size(model, block_size, use_cache)
     eos_id = None if eos_id is None else integer("eos_id", eos_id)
     check_prompt(model, idx, key_mask, eos_id)
@@ -237,28 +276,26 @@ def decode_steps(
         )
     check_generator("generator", generator, idx.device)
     _check_generators(generators, generator, idx)
-    engine = choose_engine(engine, model, len(idx), key_mask=key_mask, use_cache=use_cache)
+    name = choose_engine(engine, model, len(idx), key_mask=key_mask, use_cache=use_cache)
 
-    def choose(logits: Tensor) -> Tensor:
-        if generators is None:
-            return sample_next(logits, temperature, top_k, top_p, generator)
-        rows = zip(logits.split(1), generators, strict=True)
-        return torch.cat([sample_next(row, temperature, top_k, top_p, own) for row, own in rows])
-
-    return _steps(
+    choose: Callable[[Tensor], Tensor] = sampler
+    if generators is not None:
+        samplers = [replace(sampler, generator=own) for own in generators]
+        choose = samplers[0] if len(samplers) == 1 else partial(_choose_apart, samplers)
+    return partial(
+        _steps,
         model,
         idx,
         max_new_tokens,
         choose,
         eos_id,
         key_mask,
-        engine if use_cache else None,
+        name if use_cache else None,
         on_context_limit,
         block_size,
     )
 
 
-@torch.inference_mode()  # torch leaves the mode at each yield, and enters it again
 def _steps(
     model: Model,
     idx: Tensor,
@@ -270,60 +307,46 @@ def _steps(
     on_context_limit: OnContextLimit,
     block_size: int,
 ) -> Iterator[Step]:
-    """Score, choose, append; the two loops differ only in the columns that they feed."""
+    """Score, choose, append; the two loops differ only in what they feed."""
     B, P = idx.shape
-    first = refill_start(P, block_size)  # column of the oldest token that is still visible
-    # The final sample is never fed, so that P + N - 1 positions are enough.
-    size = max(1, min(block_size, P + max_new_tokens - 1))
-    cache: KVCache | Engine | None = None
-    if engine is not None:
-        cache = (
-            KVCache.for_model(model, B, size)
-            if engine == "eager"
-            else new_engine(engine, model, size)
-        )
-    ran = cache.name if isinstance(cache, Engine) else engine
-    ended = torch.zeros(B, 1, dtype=torch.bool, device=idx.device)
+    decoder: Engine | _Window
+    if engine is None:
+        decoder = _Window(model, block_size)
+    else:
+        # The final sample is never fed, so that P + N - 1 positions are enough.
+        size = max(1, min(block_size, P + max_new_tokens - 1))
+        decoder = new_engine(engine, model, size, batch_size=B, padded=key_mask is not None)
+        idx, key_mask = _newest(idx, key_mask, refill_start(P, block_size))
+    # What is visible, in pieces: to join them at each step would copy a text as often as it grows.
+    pieces = [idx]
+    ended = [False] * B
 
     for n in range(1, max_new_tokens + 1):
-        # 1) score: what the cache has not seen, or the last block_size tokens
-        if cache is None:
-            first = slide_start(idx.shape[1], block_size)
-        start = first if cache is None else first + cache.length
-        new = idx[:, start:]
-        # Dropout is off for this forward alone: between two steps the mode is the model's owner's.
-        if isinstance(cache, Engine):
-            # Only a prefill calls the model's modules.
-            with nullcontext() if cache.length else evaluating(model):
-                logits = cache(new)  # (1, V)
+        # 1) score what the decoder has not seen, and choose
+        if len(pieces) == 1:
+            token, fed = choose(decoder.prefill(idx, key_mask)), idx.shape[1]
         else:
-            inputs = {} if cache is None else {"cache": cache}
-            if key_mask is not None:
-                visible = key_mask[:, first:]
-                inputs["key_mask"] = visible
-                inputs["position_ids"] = position_ids(visible)[:, start - first :]
-            with evaluating(model):
-                logits = model(new, **inputs)[0][:, -1]  # (B, V)
+            token, fed = decoder.next(token, choose), 1
+        if engine is None:
+            fed = min(P + n - 1, block_size)
 
-        # 2) choose, and append
-        token = choose(logits)
+        # 2) append
         if eos_id is not None:
-            token = token.masked_fill(ended, eos_id)
-            ended = ended | (token == eos_id)
-        idx = torch.cat((idx, token), dim=1)
-        if key_mask is not None:
-            key_mask = torch.cat((key_mask, torch.ones_like(ended)), dim=1)
+            if any(ended):
+                token = token.masked_fill(torch.tensor(ended, device=token.device)[:, None], eos_id)
+            ended = [row == [eos_id] for row in token.tolist()]
+        pieces.append(token)
 
         # 3) stop?
-        full = cache is not None and cache.length == block_size
+        full = engine is not None and decoder.length == block_size
         reason: StopReason | None = None
-        if eos_id is not None and ended.all():
+        if all(ended):
             reason = "eos"
         elif n == max_new_tokens:
             reason = "max_new_tokens"
         elif full and on_context_limit == "stop":
             reason = "context_limit"
-        yield Step(token, new.shape[1], reason, ran)
+        yield Step(token, fed, reason, decoder.name)
         if reason is not None:
             return
 
@@ -333,8 +356,50 @@ def _steps(
                 f"all {block_size} positions are used after {n} of {max_new_tokens} tokens"
             )
         if full:
-            first = refill_start(idx.shape[1], block_size)
-            cache.reset()
+            if key_mask is not None:
+                key_mask = F.pad(key_mask, (0, len(pieces) - 1), value=True)
+            idx = torch.cat(pieces, dim=1)
+            idx, key_mask = _newest(idx, key_mask, refill_start(idx.shape[1], block_size))
+            pieces = [idx]
+
+
+class _Window:
+    """The loop without a cache (nanoGPT's): the last `block_size` tokens run anew for each one.
+
+    It takes the place of an engine, and runs any model.
+    """
+
+    name = None
+
+    def __init__(self, model: Model, block_size: int) -> None:
+        self.model, self.block_size = model, block_size
+
+    def prefill(self, idx: Tensor, key_mask: Tensor | None = None) -> Tensor:
+        """Run a text, and remember it."""
+        start = slide_start(idx.shape[1], self.block_size)
+        self.idx, self.key_mask = _newest(idx, key_mask, start)
+        masks = {}
+        if self.key_mask is not None:
+            masks = {"key_mask": self.key_mask, "position_ids": position_ids(self.key_mask)}
+        # Dropout is off for this forward alone: between two steps the mode is the model's owner's.
+        with evaluating(self.model):
+            return self.model(self.idx, **masks)[0][:, -1]  # (B, V)
+
+    def next(self, token: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
+        """Append a token a row, and choose the one after it."""
+        mask = None if self.key_mask is None else F.pad(self.key_mask, (0, 1), value=True)
+        return choose(self.prefill(torch.cat((self.idx, token), dim=1), mask))
+
+
+def _newest(idx: Tensor, key_mask: Tensor | None, start: int) -> tuple[Tensor, Tensor | None]:
+    """Leave out the columns before `start`."""
+    return idx[:, start:], None if key_mask is None else key_mask[:, start:]
+
+
+def _choose_apart(samplers: Sequence[Sampler], logits: Tensor) -> Tensor:
+    """Let each row draw from a generator of its own, as if it were alone."""
+    rows = zip(samplers, logits.split(1), strict=True)
+    return torch.cat([sampler(row) for sampler, row in rows])
 
 
 def token_forwards(prompt_length: int, new_tokens: int, *, use_cache: bool) -> int:

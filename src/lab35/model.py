@@ -33,7 +33,15 @@ from lab35._config import GPTConfig, weight_shapes
 if TYPE_CHECKING:
     from lab35.cache import Cache
 
-__all__ = ["GPT", "GPTConfig", "causal_mask", "evaluating", "position_ids", "weight_shapes"]
+__all__ = [
+    "GPT",
+    "GPTConfig",
+    "attention_mask",
+    "causal_mask",
+    "evaluating",
+    "position_ids",
+    "weight_shapes",
+]
 
 
 def causal_mask(
@@ -152,8 +160,22 @@ def _in_training(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _attention_mask(t_new: int, offset: int, key_mask: Tensor | None, like: Tensor) -> Tensor:
-    """Combine causality with padding: (t_new, t_total), with a key mask (B, 1, t_new, t_total)."""
+def attention_mask(t_new: int, offset: int, key_mask: Tensor | None, like: Tensor) -> Tensor:
+    """Combine causality with padding.
+
+    Args:
+        t_new: Queries.
+        offset: Absolute position of the first query.
+        key_mask: Bool, shape (B, offset + t_new). False marks padding.
+        like: What has B rows, and is where the mask is to be built.
+
+    Returns:
+        Bool, shape (t_new, offset + t_new), or (B, 1, t_new, offset + t_new) with a key mask.
+        True means "may attend".
+
+    Raises:
+        ValueError: If `key_mask` is of another type or shape.
+    """
     t_total = offset + t_new
     causal = causal_mask(t_new, t_total, offset, device=like.device)
     if key_mask is None:
@@ -314,7 +336,7 @@ class GPT(nn.Module):
         # One query sees every key, and a first chunk is a square: neither needs a mask tensor.
         is_causal = key_mask is None and offset == 0 and T > 1
         needs_mask = key_mask is not None or (offset > 0 and T > 1)
-        mask = _attention_mask(T, offset, key_mask, idx) if needs_mask else None
+        mask = attention_mask(T, offset, key_mask, idx) if needs_mask else None
 
         x = self._embed(idx, position_ids, offset)  # (B, T, H·D)
         x = F.dropout(x, self.config.dropout, self.training)

@@ -41,13 +41,10 @@ def _check_device(device: str) -> None:
 
 
 def ready(
-    engine: EngineName | None, model: GPT, *, batch: bool = False, use_cache: bool = True
+    engine: EngineName | None, model: GPT, *, rows: int = 1, use_cache: bool = True
 ) -> EngineName:
-    """Choose the engine, and have compiled what must be before a text begins.
-
-    A batch is padded, if only by nothing, and padding is left to the model itself.
-    """
-    name = "eager" if batch else lab35.speed.choose_engine(engine, model, 1, use_cache=use_cache)
+    """Choose the engine, and have compiled what must be before a text begins."""
+    name = lab35.speed.choose_engine(engine, model, rows, use_cache=use_cache)
     what_runs(name, model)
     return name
 

@@ -111,7 +111,7 @@ def generate(
         # Everything that can be refused is refused before any work is shown.
         limit, advice = _limit(model, cache, verify, benchmark)
         rows = [encode(model, tokenizer, text, limit, advice) for text in texts]
-        engine = ready(engine, model, batch=batch_prompts is not None, use_cache=cache)
+        engine = ready(engine, model, rows=len(texts), use_cache=cache)
         loop = {"use_cache": cache, "engine": engine}
 
         if batch_prompts is None:

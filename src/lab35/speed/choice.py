@@ -13,9 +13,11 @@ from torch.nn.modules.module import _has_any_global_hook
 from lab35._engines import EngineName
 from lab35.model import GPT, Attention, Block, GPTConfig, weight_shapes
 from lab35.speed.compiled import Compiled
+from lab35.speed.eager import Eager
 from lab35.speed.engine import EPS, Engine
 from lab35.speed.loops import Jitted
 from lab35.speed.recorded import Recorded
+from lab35.speed.rows import LeanRows
 from lab35.speed.rungs import Lean
 from lab35.speed.storage import Unavailable, cause
 
@@ -30,10 +32,10 @@ def choose_engine(
 ) -> EngineName:
     """Say which engine decodes, and refuse one that cannot.
 
-    Engines other than `"eager"` run one text without padding, in float32, and never call the
-    model's modules in a step. So they are out where someone could tell: hooks would not fire, and a
-    replaced part would not run. By default such a call is left to `"eager"`, as is everything that
-    does not run on the CPU, and the rest to `"lean"`.
+    Engines other than `"eager"` run in float32, and never call the model's modules. So they are out
+    where someone could tell: hooks would not fire, and a replaced part would not run. By default
+    such a call is left to `"eager"`, as is everything that does not run on the CPU, and the rest to
+    `"lean"`, which also takes several rows and padding. The other two write one text.
 
     Args:
         engine: What the caller asked for; None leaves the choice.
@@ -53,29 +55,52 @@ def choose_engine(
     if engine == "eager":
         return engine
     devices = ("cpu", "cuda") if engine in ("lean", "compiled") else ("cpu",)
-    obstacle = _obstacle(model, batch_size, key_mask, use_cache, devices)
+    obstacle = _obstacle(model, use_cache, devices)
     if engine is None:
         return "lean" if obstacle is None else "eager"
     if obstacle is not None:
         raise ValueError(f"engine must be 'eager' for {obstacle}, got {engine!r}")
+    if engine != "lean" and batch_size != 1:
+        raise ValueError(
+            f"engine must be 'eager' or 'lean' for a batch of {batch_size} rows, got {engine!r}"
+        )
+    if engine != "lean" and key_mask is not None:
+        raise ValueError(
+            f"engine must be 'eager' or 'lean' for padding, which a key_mask tells, got {engine!r}"
+        )
     return engine
 
 
-def new_engine(name: EngineName, model: GPT, max_len: int | None = None) -> Engine:
+def new_engine(
+    name: EngineName,
+    model: GPT,
+    max_len: int | None = None,
+    *,
+    batch_size: int = 1,
+    padded: bool = False,
+) -> Engine:
     """Make an engine; where a compiled one cannot be had, the lean one, with one warning.
 
     On a GPU, `"compiled"` is a CUDA graph.
 
     Args:
-        name: `"lean"`, `"compiled"` or `"numba"`.
+        name: One that `choose_engine` returned for this.
         model: The model to run.
         max_len: Positions to make room for, as `Engine` checks. Defaults to the block size.
+        batch_size: Texts that are written at once, B.
+        padded: Whether a prompt will come with a key mask.
 
     Returns:
         The engine, empty. Its `name` says which one it is.
     """
+    if name == "eager":
+        return Eager(model, max_len, batch_size)
     if name == "lean":
-        return Lean(model, max_len)
+        return (
+            LeanRows(model, max_len, batch_size)
+            if batch_size > 1 or padded
+            else Lean(model, max_len)
+        )
     reason = _MISSING.get((name, model.config))
     if reason is None:
         try:
@@ -143,20 +168,10 @@ def _warn_once(name: EngineName, reason: str) -> None:
 PARTS = (GPT, Block, Attention, nn.ModuleList, nn.Linear, nn.LayerNorm, nn.Embedding)
 
 
-def _obstacle(
-    model: object,
-    batch_size: int,
-    key_mask: Tensor | None,
-    use_cache: bool,
-    devices: tuple[str, ...],
-) -> str | None:
+def _obstacle(model: object, use_cache: bool, devices: tuple[str, ...]) -> str | None:
     """Name what only the model itself can do, or None."""
     if not use_cache:
         return "use_cache=False"
-    if batch_size != 1:
-        return f"a batch of {batch_size} rows"
-    if key_mask is not None:
-        return "padding, which a key_mask tells"
     if not isinstance(model, GPT):
         return f"a {type(model).__name__}"
     if any(torch.is_autocast_enabled(device) for device in devices):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -11,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lab35.cache import KVCache
-from lab35.model import GPT, Block, GPTConfig
+from lab35.model import GPT, GPTConfig
+from lab35.speed.prompt import run_prompt
+from lab35.speed.weights import Weights
 
 EPS = 1e-5  # of every LayerNorm
 
@@ -20,16 +23,17 @@ Step = Callable[[int, int, Tensor], tuple[Tensor, Tensor]]
 
 
 class Engine:
-    """A decoder of one text that keeps its own cache; the base of every rung.
+    """A decoder that keeps its own cache; the base of every rung.
 
-    The prompt runs through the model itself. A rung says how its keys and values are laid out, and
-    how one token is run against them. It reads the model's own weights: the next step sees a change
-    in place, and the next text a weight that was replaced. Everything runs under
+    The prompt runs in one piece, by `run_prompt`. A rung says how its keys and values are laid out,
+    and how one token a row is run against them. It reads the model's own weights: the next step
+    sees a change in place, and the next text a weight that was replaced. Everything runs under
     `torch.inference_mode()`.
 
     Args:
-        model: The model to run, in eval mode, in float32 and on the CPU.
+        model: The model to run.
         max_len: Positions to make room for. Defaults to the model's block size.
+        batch_size: Texts that are written at once, B. Most rungs write one.
 
     Attributes:
         name: What it is called in a `Generation` or a report.
@@ -41,92 +45,116 @@ class Engine:
 
     name: ClassVar[str]
 
-    def __init__(self, model: GPT, max_len: int | None = None) -> None:
+    def __init__(self, model: GPT, max_len: int | None = None, batch_size: int = 1) -> None:
         self.model = model
         self.config = model.config
         self.max_len = self.config.block_size if max_len is None else max_len
+        self.batch_size = batch_size
         self.length = 0
         if not 1 <= self.max_len <= self.config.block_size:
             raise ValueError(f"max_len must lie in [1, {self.config.block_size}], got {max_len}")
+
+    @cached_property
+    def weights(self) -> Weights:
+        """The model's weights, as they were when the engine first asked for them."""
+        return Weights.of(self.model)
 
     def __call__(self, idx: Tensor) -> Tensor:
         """Run the tokens that were not seen yet: the prompt at first, then one at a time."""
         return self.step(idx) if self.length else self.prefill(idx)
 
-    def prefill(self, idx: Tensor) -> Tensor:
+    def prefill(self, idx: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Run a prompt, and forget everything before it.
 
         Args:
-            idx: Int64, shape (1, P).
+            idx: Int64, shape (B, P).
+            key_mask: Bool, shape (B, P). False marks padding, which must stand on the left; only
+                engines for several rows know of it.
 
         Returns:
-            The logits after its last token, shape (1, V).
+            The logits after its last token, shape (B, V).
 
         Raises:
-            ValueError: If the prompt is empty, or does not fit into `max_len`.
+            ValueError: If the prompt is empty, has other rows, does not fit into `max_len`, or
+                holds what is no token.
             RuntimeError: Outside `torch.inference_mode()`.
         """
-        stored = KVCache.for_model(self.model, 1, max(1, min(idx.shape[-1], self.max_len)))
-        logits, _ = self.model(idx, cache=stored)
-        self._store(stored.k, stored.v)
-        self.length = stored.length
-        return logits[:, -1]
+        self._check("idx", idx, f"1 to max_len={self.max_len}", self.max_len)
+        logits, k, v = run_prompt(self.weights, self.config, idx, key_mask)
+        self._store(k, v)
+        self.length = idx.shape[1]
+        return logits
 
     def step(self, token: Tensor) -> Tensor:
-        """Run one token against everything stored; the first one is a prompt of its own.
+        """Run one token a row against everything stored; the first one is a prompt of its own.
 
         Args:
-            token: Int64, shape (1, 1).
+            token: Int64, shape (B, 1).
 
         Returns:
-            The logits after it, shape (1, V).
+            The logits after it, shape (B, V).
 
         Raises:
-            ValueError: If `token` is not one token of the vocabulary, or no position is left. The
-                engine is left as it was.
+            ValueError: If `token` is not one token of the vocabulary a row, or no position is left.
+                The engine is left as it was.
             RuntimeError: Outside `torch.inference_mode()`.
         """
-        if token.shape != (1, 1) or not 0 <= token.item() < self.config.vocab_size:
-            raise ValueError(
-                f"token must have shape (1, 1) and lie in [0, {self.config.vocab_size}), "
-                f"got {token.tolist()} with shape {tuple(token.shape)}"
-            )
-        if self.length >= self.max_len:
-            raise ValueError(f"a token must fit into max_len={self.max_len}, got one more")
-        if not torch.is_inference_mode_enabled():
-            raise RuntimeError("a decode step must run under torch.inference_mode()")
         if not self.length:
             return self.prefill(token)
+        self._check("token", token, "1", 1)
+        if self.length >= self.max_len:
+            raise ValueError(f"a token must fit into max_len={self.max_len}, got one more")
         logits = self._step(token, self.length)
         self.length += 1  # last: nothing can fail after it
-        return logits.view(1, -1)
+        return logits.view(self.batch_size, -1)
+
+    def next(self, token: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
+        """Run one token a row, and choose the one after it.
+
+        Args:
+            token: Int64, shape (B, 1).
+            choose: Takes logits of shape (B, V), and returns int64 ids of shape (B, 1).
+
+        Returns:
+            Int64, shape (B, 1).
+
+        Raises:
+            ValueError: As `step` and `choose` do.
+            RuntimeError: As `step` does.
+        """
+        return choose(self.step(token))
 
     def reset(self) -> None:
         """Forget everything; the next tokens are a prompt."""
         self.length = 0
 
     def _store(self, k: Tensor, v: Tensor) -> None:
-        """Make room, and take over the prompt's keys and values, each (L, 1, H, P, D)."""
+        """Make room, and take over the prompt's keys and values, each (L, B, H, P, D)."""
         raise NotImplementedError  # each rung has its own
 
     def _step(self, token: Tensor, at: int) -> Tensor:
-        """Run one token (1, 1) at position `at`; returns V logits in any shape."""
+        """Run one token a row, (B, 1), at position `at`; returns B·V logits in any shape."""
         raise NotImplementedError  # each rung has its own
+
+    def _check(self, name: str, ids: Tensor, width: str, most: int) -> None:
+        """Refuse what cannot be run next, before anything is written."""
+        V, shape = self.config.vocab_size, tuple(ids.shape)
+        fits = len(shape) == 2 and shape[0] == self.batch_size and 0 < shape[1] <= most
+        if fits and not ids.is_meta:
+            rows = [[ids.item()]] if ids.numel() == 1 else ids.tolist()
+            fits = all(0 <= token < V for row in rows for token in row)
+        if not fits:
+            raise ValueError(
+                f"{name} must have shape ({self.batch_size}, {width}) and lie in [0, {V}), "
+                f"got {ids.tolist()} with shape {shape}"
+            )
+        if not torch.is_inference_mode_enabled():
+            raise RuntimeError("a decode step must run under torch.inference_mode()")
 
 
 def padded(stored: Tensor, length: int) -> Tensor:
     """Copy keys or values (…, P, D) into room for more positions, (…, length, D)."""
     return F.pad(stored, (0, 0, 0, length - stored.shape[-2]))
-
-
-def parts_of(block: Block) -> tuple[nn.Module, ...]:
-    """List a block's parts in the order of their use."""
-    return block.ln_1, block.attn.qkv, block.attn.proj, block.ln_2, block.fc, block.proj
-
-
-def pair(part: nn.Linear | nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """Return a part's weight and bias as plain tensors, on the same memory."""
-    return part.weight.detach(), part.bias.detach()
 
 
 def check_step(config: GPTConfig, make: Callable[[GPT], Step]) -> None:

@@ -11,11 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from lab35._arguments import check_generator
 from lab35.model import GPT, GPTConfig
-from lab35.speed.engine import EPS, Engine, Step, check_step, padded, pair, parts_of
+from lab35.sampling import Sampler, probabilities, race
+from lab35.speed.engine import EPS, Engine, Step, check_step, padded
 from lab35.speed.storage import ONE_AT_A_TIME, Unavailable, cause, code_of, kept, name_of
+from lab35.speed.weights import Weights
 from lab35.terminal import error_console
 
 f32, i32 = np.float32, np.int32  # a bare 1.0 is a float64, and would make its whole sum one
@@ -139,6 +142,60 @@ def _decode(
     return logits
 
 
+def _best(logits: np.ndarray) -> int:
+    """Return the id of the highest logit, the lowest of several; -1 if that is no number."""
+    best = 0
+    for i in range(logits.size):
+        if logits[i] != logits[i]:  # NaN
+            return -1
+        if logits[i] > logits[best]:
+            best = i
+    return best if np.isfinite(logits[best]) else -1
+
+
+def _draw(logits: np.ndarray, times: np.ndarray, divisor: float, top_k: int, top_p: float) -> int:
+    """Draw a token by the race of `lab35.sampling`; -1 where rounding might decide.
+
+    These sums round in another way than torch's. So a cut that is closer to p, or a race that is
+    closer, than any rounding could move it is left to the function that defines the answer.
+    """
+    # 1) the top k logits and one more, in order, by insertion
+    ids = np.empty(top_k + 1, np.int64)
+    found = 0
+    for i in range(logits.size):
+        if found <= top_k or logits[i] > logits[ids[found - 1]]:
+            at = min(found, top_k)
+            while at > 0 and logits[ids[at - 1]] < logits[i]:
+                ids[at] = ids[at - 1]
+                at -= 1
+            ids[at] = i
+            found = min(found + 1, top_k + 1)
+    # 2) top-p: the shortest run from the front whose mass reaches p
+    weights = np.empty(top_k)
+    total = 0.0
+    for i in range(top_k):
+        weights[i] = np.exp((np.float64(logits[ids[i]]) - logits[ids[0]]) / divisor)
+        total += weights[i]
+    rounding = (top_k + 32) * 2.0**-23 * total
+    before, kept = 0.0, 0
+    while kept < top_k and (top_p == 1 or before < top_p * total - rounding):
+        before += weights[kept]
+        kept += 1
+    if kept < top_k and before < top_p * total + rounding:
+        return -1
+    if logits[ids[kept - 1]] == logits[ids[kept]]:  # their ids would decide
+        return -1
+    # 3) the race
+    first, second, token = -1.0, -1.0, 0
+    for i in range(kept):
+        speed = weights[i] / times[ids[i]]
+        if speed > first:
+            first, second, token = speed, first, ids[i]
+        elif speed > second:
+            second = speed
+    return -1 if second > first * (1 - 1e-4) else token
+
+
 class Jitted(Engine):
     """The decode step in plain loops, which numba turns into machine code at the first call.
 
@@ -157,36 +214,60 @@ class Jitted(Engine):
 
     def __init__(self, model: GPT, max_len: int | None = None) -> None:
         super().__init__(model, max_len)
-        self.weights = _weights(model)
+        self.arrays = _arrays(self.weights)
         with ONE_AT_A_TIME:
-            self.run = _had(model.config)
+            loops = _had(model.config)
+        self.run, self.best, self.draw = (loops[name] for name in ("_decode", "_best", "_draw"))
+        self.times = torch.empty(1, model.config.vocab_size, dtype=torch.float32)
+
+    def next(self, token: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
+        """Run one token and choose the next, both in plain loops; see `Engine.next`."""
+        V = self.config.vocab_size
+        known = isinstance(choose, Sampler) and (choose.temperature == 0 or choose.is_narrow(V))
+        if not known or not self.length:
+            return super().next(token, choose)
+        logits = self.step(token)
+        numbers = logits.numpy()[0]
+        chosen = self.best(numbers)
+        if chosen < 0:
+            return choose(logits)  # and be told why not
+        check_generator("generator", choose.generator, logits.device)
+        if choose.temperature > 0:
+            self.times.exponential_(generator=choose.generator)
+            limits = torch.finfo(logits.dtype)
+            divisor = min(max(choose.temperature, limits.tiny), limits.max)
+            chosen = self.draw(
+                numbers, self.times.numpy()[0], divisor, choose.top_k, choose.top_p or 1.0
+            )
+            if chosen < 0:
+                probs = probabilities(logits, choose.temperature, choose.top_k, choose.top_p)
+                return race(probs, self.times)
+        return torch.tensor([[chosen]])
 
     def _store(self, k: Tensor, v: Tensor) -> None:
         # (L, 2, H, max_len, D)
         self.kv = padded(torch.cat((k, v), dim=1), self.max_len).numpy()
 
     def _step(self, token: Tensor, at: int) -> Tensor:
-        return torch.from_numpy(self.run(token.item(), at, *self.weights, self.kv))
+        return torch.from_numpy(self.run(token.item(), at, *self.arrays, self.kv))
 
 
-def _weights(model: GPT) -> tuple:
+def _arrays(weights: Weights) -> tuple:
     """Lay out all weights as `_decode` takes them, on the same memory."""
-    blocks = tuple(_arrays(*parts_of(block)) for block in model.blocks)
-    wte, wpe = (table.weight.detach().numpy() for table in (model.wte, model.wpe))
-    return wte, wpe, blocks, _arrays(model.ln_f)
+    wte, wpe, blocks, ln_f = weights
+    flat = (tuple(tensor.numpy() for pair in block for tensor in pair) for block in blocks)
+    return wte.numpy(), wpe.numpy(), tuple(flat), tuple(tensor.numpy() for tensor in ln_f)
 
 
-def _arrays(*parts: nn.Module) -> tuple[np.ndarray, ...]:
-    """Return weights and biases in turn as arrays, on the same memory."""
-    return tuple(tensor.numpy() for part in parts for tensor in pair(part))
-
-
-LOOPS = {part.__name__: part for part in (_exp, _norm, _add_matvec, _gelu, _attend, _decode)}
+LOOPS = {
+    part.__name__: part
+    for part in (_exp, _norm, _add_matvec, _gelu, _attend, _decode, _best, _draw)
+}
 
 
 @cache
-def _had(config: GPTConfig) -> Callable[..., np.ndarray]:
-    """Compile `_decode`, or take what an earlier process compiled."""
+def _had(config: GPTConfig) -> dict[str, Callable]:
+    """Compile the loops, or take what an earlier process compiled."""
     waiting = error_console().status("getting the loops ready, once; this takes some seconds")
     try:
         numba = _numba()
@@ -212,13 +293,13 @@ def _numba() -> ModuleType:
     return numba
 
 
-def _load(config: GPTConfig, folder: Path) -> Callable[..., np.ndarray]:
+def _load(config: GPTConfig, folder: Path) -> dict[str, Callable]:
     """Let numba compile into a folder, or load from it, and hold the loops against a model."""
     known = Path(_decode.__code__.co_filename).exists()  # else numba keeps nothing
     jitted = _jit(LOOPS, folder if known else None)
 
     def pointed(model: GPT) -> Step:
-        weights = _weights(model)
+        weights = _arrays(Weights.of(model))
 
         def step(token: int, at: int, kv: Tensor) -> tuple[Tensor, Tensor]:
             logits = jitted["_decode"](token, at, *weights, kv.numpy())
@@ -227,9 +308,25 @@ def _load(config: GPTConfig, folder: Path) -> Callable[..., np.ndarray]:
         return step
 
     check_step(config, pointed)
+    _check_draw(jitted)
     for part in jitted.values():
         part._cache.disable()  # the folder does not stay
-    return jitted["_decode"]
+    return jitted
+
+
+def _check_draw(jitted: Mapping[str, Callable]) -> None:
+    """Hold the draw once against the one that it stands for.
+
+    Raises:
+        RuntimeError: If they differ.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
+        logits, times = (3 * torch.randn(2, 64, dtype=torch.float32)).unbind()
+        times.abs_()
+        found = jitted["_draw"](logits.numpy(), times.numpy(), 0.8, 8, 0.9)
+        expected = race(probabilities(logits[None], 0.8, 8, 0.9), times[None])
+        if jitted["_best"](logits.numpy()) != logits.argmax() or found not in (expected, -1):
+            raise RuntimeError("its draw differs from torch's")
 
 
 def _jit(loops: Mapping[str, Callable], folder: Path | None = None) -> dict[str, Any]:

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab35.model import GPT
-from lab35.speed.engine import Engine, padded, pair, parts_of
+from lab35.speed.engine import Engine, padded
 
 
 class Textbook(Engine):
@@ -80,12 +79,6 @@ class Lean(Engine):
 
     name = "lean"
 
-    def __init__(self, model: GPT, max_len: int | None = None) -> None:
-        super().__init__(model, max_len)
-        self.blocks = [[pair(part) for part in parts_of(block)] for block in model.blocks]
-        self.ln_f = pair(model.ln_f)
-        self.wte, self.wpe = model.wte.weight.detach(), model.wpe.weight.detach()
-
     def _store(self, k: Tensor, v: Tensor) -> None:
         L, _, H, P, D = k.shape
         self.rows = k.new_empty(L, self.max_len, 3 * H * D)
@@ -99,12 +92,13 @@ class Lean(Engine):
         rows = self.rows.select(1, at).unbind()  # one layer's q, k and v, (3·H·D,)
         queries = self.q.narrow(3, at, 1).unbind()  # the same numbers as heads, (1, H, 1, D)
         keys, values = (past.narrow(3, 0, at + 1).unbind() for past in self.kv)
-        x = self.wte[token.item()] + self.wpe[at]  # (H·D,)
-        for block, row, q, k, v in zip(self.blocks, rows, queries, keys, values, strict=True):
+        wte, wpe, blocks, ln_f = self.weights
+        x = wte[token.item()] + wpe[at]  # (H·D,)
+        for block, row, q, k, v in zip(blocks, rows, queries, keys, values, strict=True):
             ln_1, (w_qkv, b_qkv), (w_proj, b_proj), ln_2, (w_fc, b_fc), (w_out, b_out) = block
             torch.addmv(b_qkv, w_qkv, torch.layer_norm(x, width, *ln_1), out=row)
             y = F.scaled_dot_product_attention(q, k, v).view(width)
             x.add_(b_proj).addmv_(w_proj, y)
             h = torch.addmv(b_fc, w_fc, torch.layer_norm(x, width, *ln_2))
             x.add_(b_out).addmv_(w_out, F.gelu(h, approximate="tanh"))
-        return torch.mv(self.wte, torch.layer_norm(x, width, *self.ln_f))
+        return torch.mv(wte, torch.layer_norm(x, width, *ln_f))
