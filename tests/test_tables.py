@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 from lab35.timing import spread
+from lab35_course import headlines
 from lab35_course.figure import Drawing, discover
 from lab35_course.markers import Sources, check, lookup, parse, render, shown, write_pages
 from lab35_course.plain import Markdown
@@ -596,6 +598,52 @@ def test_command_line(course: Path, script: ModuleType, monkeypatch: pytest.Monk
         == "tables: error: only must match a measurement, got 'toy.x'; known: toy.count, toy.time\n"
     )
     assert run(script, "--only", "toy.*", "--check")[0] == 2
+
+
+def test_a_measurement_shows_how_this_machine_differs(
+    course: Path, script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a measurement the headline ratios are shown, and the sentences that no longer fit."""
+    toy = headlines.Headline("a toy takes … s", "toys.md", "toy.time", "rounds.max", ".0f", 50, 99)
+    monkeypatch.setattr(headlines, "HEADLINES", (toy,))
+    monkeypatch.setattr(script, "ROOT", course)
+    monkeypatch.setattr(script.Registry, "discover", classmethod(lambda cls: TOYS))
+
+    assert "a toy" not in run(script, "--only", "toy.count")[1]
+    code, output = run(script, "--only", "toy.time")
+    assert code == 0
+    assert re.search(r"ratio +stored +new +change\na toy takes … s +[12] +[12] +\S+%\n", output)
+    assert "docs/toys.md: “a toy takes … s” does not fit" in output
+
+    (course / "results" / "toy.count.json").write_text("{}", encoding="utf-8")
+    assert "toy.count.json must be a stored result" in run(script, "--only", "toy.time")[1]
+
+
+def test_results_of_a_friend_stand_beside_the_stored_ones(
+    course: Path, script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--compare` writes nothing, refuses what is no result, and stands alone."""
+    monkeypatch.setattr(
+        headlines,
+        "HEADLINES",
+        (headlines.Headline("a toy takes … s", "toys.md", "toy.time", "rounds.max", ".1f", 0, 99),),
+    )
+    monkeypatch.setattr(script, "ROOT", course)
+    theirs = Result.measure(timing)
+    theirs.data["rounds"] |= {"max": 4.5, "min": 1.0}
+    write_result(course / "theirs", theirs)
+    before = (course / "results" / "toy.time.json").read_bytes()
+
+    code, output = run(script, "--compare", str(course / "theirs"))
+    assert code == 0
+    assert re.search(r"ratio +here +there +change\na toy takes … s +\d\.\d +4\.5 +\+\d+%\n", output)
+    assert (course / "results" / "toy.time.json").read_bytes() == before
+    code, output = run(script, "--compare", "nosuch")
+    assert code == 2
+    assert output == (
+        "tables: error: compare must be a folder of results or a zip file of one, got nosuch\n"
+    )
+    assert run(script, "--compare", "nosuch", "--check")[0] == 2
 
 
 def test_noisy_measurement_is_taken_again(
