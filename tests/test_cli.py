@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ import torch.nn.functional as F
 
 from lab35 import GPT, Tokenizer, generate, load_pretrained, trace_step, verify_cache
 from lab35.checkpoint import ASSETS, save_checkpoint
-from lab35.cli import app, main
+from lab35.cli import app, cold, main
 from lab35.cli.bench import BENCH_VARIANTS
 from lab35.cli.models import encode, pad
 from lab35.cli.options import Settings
@@ -659,6 +660,50 @@ def test_a_bench_of_some(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--only must be one of uncached, eager, lean, compiled, numba, got 'fast'" in err
 
 
+def test_a_cold_bench_times_fresh_processes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stand-ins for the commands: each wait alone and beside a busy process, and the ratios."""
+    text = "print('a', flush=True); import time; time.sleep(0.2)"
+    stand_ins = {cold.BASELINE: ("-c", "pass"), "lab35 generate": ("-c", text)}
+    monkeypatch.setattr(cold, "COMMANDS", stand_ins)
+    code, told = bench(capsys, "--cold", "--repeats", "1")
+    assert (code, told["samples"], told["torch"]) == (0, 1, torch.__version__)
+    names = [cold.BASELINE, "lab35 generate, first word", "lab35 generate, 64 tokens"]
+    assert names == [row["name"] for row in told["rows"]]
+    for load in ("alone", "busy"):
+        base, first, whole = (row[load]["seconds"]["median"] for row in told["rows"])
+        assert 0 < first < whole
+        assert [1, first / base, whole / base] == pytest.approx(
+            [row[load]["ratio"]["median"] for row in told["rows"]]
+        )
+    code, out, err = run(capsys, "bench", "--cold", "--repeats", "1")
+    assert (code, err) == (0, "")
+    assert [*names] == [line.partition("  ")[0] for line in out.splitlines()[3:]]
+
+
+def test_a_cold_bench_says_what_failed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that fails has no time, and the options of the other bench are refused."""
+    monkeypatch.setattr(cold, "COMMANDS", {cold.BASELINE: ("-c", "raise SystemExit('no disk')")})
+    code, out, err = run(capsys, "bench", "--cold", "--repeats", "1")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "must run, got exit code 1: no disk" in err
+    for words in (["--only", "lean"], ["--threads", "2"], ["--device", "cuda"]):
+        code, out, err = run(capsys, "bench", "--cold", *words)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"--cold must stand without {words[0]}, got" in err
+
+
+def test_a_busy_process_is_busy_and_ends() -> None:
+    """It runs for as long as the block, also if that fails."""
+    with suppress(KeyboardInterrupt), cold.busy_process() as process:
+        assert process.poll() is None
+        raise KeyboardInterrupt
+    assert process.returncode == -signal.SIGKILL
+
+
 # --- devices ---
 
 
@@ -1076,6 +1121,7 @@ WORDS_ALONE = [
     ["verify", "--threads", "1000000"],
     ["bench", "--only", "fast"],
     ["bench", "--repeats", "0"],
+    ["bench", "--cold", "--only", "lean"],
 ]
 
 

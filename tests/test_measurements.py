@@ -55,6 +55,11 @@ FAULTS = {
         _set("rows", 1, "forwards", to=1),
     ),
     "timing.threads": (_set("rows", 0, "speedup", "samples", to=1),),
+    "timing.cold": (
+        _set("rows", 0, "busy", "ratio", "samples", to=99),
+        _set("rows", 1, "alone", "ratio", "median", to=1.5),
+        _set("rows", 4, "alone", "seconds", "median", to=99.0),
+    ),
     "timing.pays": (
         _set("models", 0, "longest", to=1.0),
         _set("models", 0, "rows", 0, "speedup", "samples", to=1),

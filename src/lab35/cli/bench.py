@@ -1,4 +1,4 @@
-"""`lab35 bench`: the uncached loop and every engine side by side."""
+"""`lab35 bench`: the uncached loop and every engine side by side, or whole commands (`cold.py`)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 import lab35
 from lab35._engines import EngineName
+from lab35.cli import cold
 from lab35.cli.models import encode, loaded
 from lab35.cli.options import CheckpointOption, DeviceOption, JsonOption, ThreadsOption
 from lab35.cli.streams import check_prompt, from_argument, note, one_line, print_json
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BENCH_PROMPT = "It was a dark night and the wind blew"
+BENCH_TOKENS = 100
 
 
 BENCH_VARIANTS: dict[str, dict[str, Any]] = {"uncached": {"use_cache": False}} | {
@@ -36,13 +38,16 @@ def bench(
     prompt: Annotated[
         str, typer.Option(help="Text to continue; this one is 16 tokens.")
     ] = BENCH_PROMPT,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.")] = 100,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.")] = BENCH_TOKENS,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 15,
     thread_count: ThreadsOption = 1,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="<str>", help="Time this one only; can be repeated."),
     ] = None,
+    in_fresh_processes: Annotated[
+        bool, typer.Option("--cold", help="Time whole commands in fresh processes instead.")
+    ] = False,
     checkpoint: CheckpointOption = None,
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
@@ -52,7 +57,25 @@ def bench(
     They write the same greedy text in turns. The first is what the others are compared with.
     TTFT is the time to the first token, TPOT the time per output token after it. Prompt tokens
     count in no rate. Exit code 1 if the texts differ.
+
+    With --cold it is what a user waits for: help, the first word and a whole text, each alone and
+    beside a busy process, compared with the import of torch.
     """
+    if in_fresh_processes:
+        for option, value, default in (
+            ("--prompt", prompt, BENCH_PROMPT),
+            ("--max-new-tokens", max_new_tokens, BENCH_TOKENS),
+            ("--threads", thread_count, 1),
+            ("--only", only, None),
+            ("--checkpoint", checkpoint, None),
+            ("--device", device, "cpu"),
+        ):
+            if value != default:
+                raise ValueError(f"--cold must stand without {option}, got both")
+        _tell(
+            cold.summed_up(_rounds(cold.variants(cold.COMMANDS), repeats)), cold.laid_out, as_json
+        )
+        return 0
     chosen = list(dict.fromkeys(only or BENCH_VARIANTS))
     for name in chosen:
         if name not in BENCH_VARIANTS:
@@ -70,15 +93,21 @@ def bench(
         if not variants:
             raise ValueError(f"--only must name something that runs here, got {', '.join(chosen)}")
         told = lab35.timing.compare_texts(_rounds(variants, repeats))
+    told |= {"prompt_tokens": idx.shape[1], "new_tokens": max_new_tokens}
+    told |= {"device": device, "missing": missing}
+    _tell(told, _bench_table, as_json)
+    return int(not told["same_tokens"])
+
+
+def _tell(told: dict[str, Any], laid_out: Callable[[dict[str, Any]], str], as_json: bool) -> None:
+    """Print what was measured, with the version of torch, as an object or for people."""
     import torch
 
-    told |= {"prompt_tokens": idx.shape[1], "new_tokens": max_new_tokens}
-    told |= {"device": device, "torch": torch.__version__, "missing": missing}
+    told |= {"torch": torch.__version__}
     if as_json:
         print_json(told)
     else:
-        print(_bench_table(told))
-    return int(not told["same_tokens"])
+        print(laid_out(told))
 
 
 def _variants(

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lab35 import GPT, GPTConfig, KVCache, decode_steps, load_pretrained
+from lab35.cli import cold
 from lab35.timing import (
     bytes_read,
     compare,
@@ -504,6 +505,49 @@ def threads_table(data: Data) -> Table:
         for row in data["rows"]
     ]
     return Table(["work", "two threads, speed-up", "over the rounds"], rows, align="lrr")
+
+
+# --- From the shell to the first word ---
+
+
+@measurement("timing.cold", kind="measured", engine="the lean engine")
+def whole_commands(size: Size) -> Data:
+    """Time whole commands in fresh processes, as `lab35 bench --cold` does."""
+    stand_ins = {cold.BASELINE: ("-c", "pass"), "lab35 generate": ("-c", "print()")}
+    variants = cold.variants(size.pick(cold.COMMANDS, stand_ins))
+    return cold.summed_up(list(interleaved(variants, repeats=size.pick(11, 1))))
+
+
+@invariant("timing.cold")
+def a_word_comes_before_the_end(data: Data) -> None:
+    """Each wait was sampled in every round, and the baseline is compared with itself."""
+    rows = {row["name"]: row for row in data["rows"]}
+    for load in cold.LOADS:
+        for row in rows.values():
+            assert row[load]["ratio"]["samples"] == data["samples"], row
+        assert rows[data["baseline"]][load]["ratio"]["median"] == 1, rows
+        first, whole = (
+            rows[f"lab35 generate, {part}"][load]["seconds"]["median"]
+            for part in ("first word", "64 tokens")
+        )
+        assert first < whole, (first, whole)
+
+
+@table("timing.cold", result="timing.cold")
+def cold_table(data: Data) -> Table:
+    """Lay out seconds and ratio of each wait, alone and beside a busy process."""
+    rows = []
+    for row in data["rows"]:
+        command, comma, part = row["name"].partition(", ")
+        cells = [Markdown(f"{code(command)}{comma}{part}")]
+        for load in cold.LOADS:
+            cells += [
+                f"{row[load]['seconds']['median']:.2f} s",
+                f"{row[load]['ratio']['median']:.2f} ×",
+            ]
+        rows.append(cells)
+    headers = ["process", "alone", "of the import", "beside a busy process", "of the import"]
+    return Table(headers, rows, align="lrrrr")
 
 
 # --- Where the cache pays ---
