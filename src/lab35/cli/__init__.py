@@ -13,6 +13,7 @@ assert status == 2
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Sequence
@@ -59,3 +60,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if owns_process:  # what is left is Python's own end
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            gc.freeze()  # it would look for cycles in all of torch, which takes longer than a text
