@@ -6,7 +6,14 @@ import pytest
 
 pytest_plugins = ["shared", "built_site", "chromium", "pytester"]
 
-LONGEST_FIRST = ["test_browser.py", "test_cli.py", "test_speed.py", "test_site_states.py"]
+LONGEST_FIRST = [
+    "test_wheel.py",
+    "test_zensical.py",
+    "test_browser.py",
+    "test_cli.py",
+    "test_speed.py",
+    "test_site_states.py",
+]
 """Files that would end last if they began last, where workers run files side by side."""
 
 

@@ -196,7 +196,7 @@ def run(book: nbformat.NotebookNode, jupyter: Elsewhere) -> list[str]:
     try:
         client.execute(env=jupyter.environment() | {"IPYTHONDIR": str(jupyter.folder)})
     except CellExecutionError as error:
-        return [str(error)]
+        return [re.sub(r"\x1b\[[\d;]*m", "", str(error))]  # without its colours
     finally:
         shutil.rmtree(folder)
     different = []
