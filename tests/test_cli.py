@@ -32,7 +32,7 @@ from lab35.cli.options import Settings
 from lab35.cli.streams import MAX_BYTES, print_json
 from lab35.cli.texts import ROUNDS
 from lab35.sampling import check_sampling
-from lab35.speed import Lean
+from lab35.speed import Lean, LeanRows
 from lab35.timing import threads
 
 LAB35 = Path(sys.executable).with_name("lab35")
@@ -245,6 +245,22 @@ def test_a_batch_writes_what_each_row_writes_alone(
     assert (told["prompt"], told["completion"]) == (prompts, expected)
     assert told["batch_consistent"] is True
     assert [report["passed"] for report in told["verify"]] == [True, True, True]
+
+
+@pytest.mark.parametrize("engine", ["eager", "lean"])
+def test_a_batch_runs_the_engine_that_was_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """The rows' steps are that engine's, and so are those of the benchmark, which names it."""
+    steps = []
+    original = LeanRows._step
+    monkeypatch.setattr(LeanRows, "_step", lambda *args: steps.append(1) or original(*args))
+    words = ("generate", "--batch-prompts", "Holmes|My dear Watson", "--engine", engine)
+    code, told, _ = run(capsys, *words, "--max-new-tokens", "3", "--benchmark", "--json")
+    assert (0, True) == (code, json.loads(told)["batch_consistent"])
+    assert engine == json.loads(told)["benchmark"]["engine"]
+    texts = 1 + 1 + ROUNDS  # the batch itself, a warm-up, the rounds
+    assert len(steps) == (2 * texts if engine == "lean" else 0)
 
 
 def test_a_batch_that_is_wrong_is_exit_code_one(
@@ -899,7 +915,11 @@ def test_a_prompt_through_a_pipe(capsys: pytest.CaptureFixture[str], tmp_path: P
         (("--no-cache", "--verify", "--prompt", "word " * 80), "leave out --verify"),
         (("--batch-prompts", "a|" + "word " * 80), "got 241; shorten it, or use --no-cache"),
         (("--no-cache", "--engine", "lean"), "--no-cache must stand without --engine lean"),
-        (("--batch-prompts", "a|b", "--engine", "numba"), "without --engine numba"),
+        (
+            ("--batch-prompts", "a|b", "--engine", "numba"),
+            "--engine must be eager or lean with --batch-prompts, got 'numba'",
+        ),
+        (("--batch-prompts", "a", "--engine", "compiled"), "--engine must be eager or lean with"),
         (("--batch-prompts", "a|b", "--prompt", ""), "must stand without --prompt"),
         (("--engine", "compiled", "--prompt", ""), "prompt must hold at least one character"),
         (("--verify", "--stop", ""), "--stop must hold at least one character"),

@@ -6,3 +6,6 @@ from typing import Literal
 
 EngineName = Literal["eager", "lean", "compiled", "numba"]
 """What `generate` can run its decode steps with; `"eager"` is the model itself."""
+
+BATCH_ENGINES: tuple[EngineName, ...] = ("eager", "lean")
+"""Those that write several texts at once, and know of padding."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import lab35
+from lab35._engines import BATCH_ENGINES
 from lab35.cli.models import encode, loaded, pad, ready, what_runs
 from lab35.cli.options import (
     DEFAULTS,
@@ -96,8 +97,9 @@ def generate(
                 raise ValueError(f"--batch-prompts must stand without {name}, got {value!r} too")
         if stream:
             raise ValueError("--batch-prompts must stand without --stream, got both")
-        if engine not in (None, "eager"):
-            raise ValueError(f"--batch-prompts must stand without --engine {engine}, got both")
+        if engine not in (None, *BATCH_ENGINES):
+            able = " or ".join(BATCH_ENGINES)
+            raise ValueError(f"--engine must be {able} with --batch-prompts, got {engine!r}")
         texts = from_argument("--batch-prompts", batch_prompts).split("|")
         for text in texts:
             check_prompt(text)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from lab35._engines import EngineName
+from lab35._engines import BATCH_ENGINES, EngineName
 from lab35.model import GPT, Attention, Block, GPTConfig, weight_shapes
 from lab35.speed.compiled import Compiled
 from lab35.speed.eager import Eager
@@ -60,14 +60,16 @@ def choose_engine(
         return "lean" if obstacle is None else "eager"
     if obstacle is not None:
         raise ValueError(f"engine must be 'eager' for {obstacle}, got {engine!r}")
-    if engine != "lean" and batch_size != 1:
-        raise ValueError(
-            f"engine must be 'eager' or 'lean' for a batch of {batch_size} rows, got {engine!r}"
-        )
-    if engine != "lean" and key_mask is not None:
-        raise ValueError(
-            f"engine must be 'eager' or 'lean' for padding, which a key_mask tells, got {engine!r}"
-        )
+    if engine not in BATCH_ENGINES:
+        able = " or ".join(map(repr, BATCH_ENGINES))
+        if batch_size != 1:
+            raise ValueError(
+                f"engine must be {able} for a batch of {batch_size} rows, got {engine!r}"
+            )
+        if key_mask is not None:
+            raise ValueError(
+                f"engine must be {able} for padding, which a key_mask tells, got {engine!r}"
+            )
     return engine
 
 
