@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import pickle
 import shutil
 import signal
 import stat
@@ -28,9 +29,11 @@ from lab35 import GPT, ContextLimitError, GPTConfig, KVCache, decode_steps, gene
 from lab35.cli import main
 from lab35.speed import (
     Compiled,
+    Eager,
     Engine,
     Jitted,
     Lean,
+    LeanRows,
     OneWrite,
     Recorded,
     Textbook,
@@ -47,6 +50,9 @@ from lab35.speed import (
 from lab35.speed.engine import check_step
 from lab35.speed.weights import Weights
 from lab35.verification import verify, verify_cache
+
+ROWS = {"eager": Eager, "lean": LeanRows}
+"""The engines that write several texts at once."""
 
 RUNGS = {
     "textbook": Textbook,
@@ -404,6 +410,11 @@ def test_a_rung_has_so_much_room(model: GPT, prompt: Tensor) -> None:
     for wrong in (0, 129):
         with pytest.raises(ValueError, match=rf"max_len must lie in \[1, 128\], got {wrong}"):
             Lean(model, wrong)
+    for wrong in (12.5, True, "12"):
+        with pytest.raises(ValueError, match=r"max_len must be an integer in \[1, 128\], got"):
+            Lean(model, wrong)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        LeanRows(model, 12, 0)
 
 
 def test_a_rung_asks_for_inference_mode(model: GPT, prompt: Tensor) -> None:
@@ -415,6 +426,101 @@ def test_a_rung_asks_for_inference_mode(model: GPT, prompt: Tensor) -> None:
         lean(prompt)
     with pytest.raises(RuntimeError, match="inference_mode"):
         lean(prompt[:, :1])
+
+
+@torch.inference_mode()
+def test_a_rung_reads_int64_ids_and_nothing_like_them(rung: Engine, prompt: Tensor) -> None:
+    """Machine code would read the memory of int32 as int64; True would index like a mask."""
+    rung(prompt)
+    for wrong in (torch.tensor([[1]], dtype=torch.int32), torch.tensor([[True]]), [[1]], 1.0):
+        with pytest.raises(ValueError, match="token must be an int64 tensor, got"):
+            rung.step(wrong)
+        with pytest.raises(ValueError, match="idx must be an int64 tensor, got"):
+            rung.prefill(wrong)
+    assert rung.length == prompt.shape[1]
+
+
+@torch.inference_mode()
+def test_a_rung_for_one_text_takes_no_padding_and_no_batch(rung: Engine, prompt: Tensor) -> None:
+    """A mask that its steps do not know of would be lost without a word."""
+    expected = rung(prompt)
+    with pytest.raises(ValueError, match=f"key_mask must be None for {type(rung).__name__}, got"):
+        rung.prefill(prompt, torch.ones_like(prompt, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"idx must have shape \(1, 1 to max_len=128\)"):
+        rung.prefill(prompt.repeat(2, 1))
+    with pytest.raises((ValueError, TypeError), match=r"batch_size|positional"):
+        type(rung)(rung.model, 20, 2)
+    assert torch.equal(rung.prefill(prompt), expected)
+
+
+@pytest.mark.parametrize("name", ROWS)
+@torch.inference_mode()
+def test_a_refused_prompt_leaves_a_batch_as_it_was(
+    model: GPT, passage: list[int], name: str
+) -> None:
+    """Its cache, its padding and its length: the steps after it score what they would have."""
+    idx = torch.tensor([passage[:6], passage[6:12]])
+    mask = torch.tensor([[False, False, True, True, True, True], [True] * 6])
+    engine, other = (ROWS[name](model, 20, 2) for _ in range(2))
+    engine.prefill(idx, mask)
+    other.prefill(idx, mask)
+    ones = torch.ones_like(mask)
+    for wrong, told in (
+        ((idx[:1], mask[:1]), r"idx must have shape \(2, 1 to max_len=20\)"),
+        ((idx.repeat(1, 4), None), "idx must have shape.*got values from .* with shape"),
+        ((idx - 511, None), r"lie in \[0, 512\), got values from"),
+        ((idx, mask.flip(1)), r"key_mask must have the shape of idx, \(2, 6\), and be True in"),
+        ((idx, ones[:, :3]), "key_mask must have the shape of idx"),
+        ((idx, ones[:1]), "key_mask must have the shape of idx"),
+        ((idx, ones.float()), "key_mask must be a bool tensor"),
+        ((idx, ones.tolist()), "key_mask must be a bool tensor"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            engine.prefill(*wrong)
+    for token in idx.T[:, :, None]:
+        assert torch.equal(other.step(token), engine.step(token))
+    assert engine.length == 12
+
+
+@pytest.mark.parametrize("name", ROWS)
+@torch.inference_mode()
+def test_a_batch_forgets_its_padding_too(model: GPT, passage: list[int], name: str) -> None:
+    """After a reset, or another prompt, no column of the text before is hidden."""
+    idx, mask = torch.tensor([passage[:6]] * 2), torch.ones(2, 6, dtype=torch.bool)
+    mask[0, :3] = False
+    engine = ROWS[name](model, 20, 2)
+    for forget in (engine.reset, lambda: engine.prefill(idx[:, :1])):
+        engine.prefill(idx, mask)
+        forget()
+        if engine.length == 0:
+            engine.step(idx[:, :1])
+        expected = ROWS[name](model, 20, 2)
+        expected.prefill(idx[:, :1])
+        for token in idx.T[1:, :, None]:
+            assert torch.equal(expected.step(token), engine.step(token))
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+@torch.inference_mode()
+def test_a_rung_is_not_copied(rung: Engine, prompt: Tensor, way: Callable) -> None:
+    """Its buffers look at one memory in several ways, and those of a pickled one would not."""
+    rung(prompt)
+    with pytest.raises(TypeError, match="an engine cannot be copied or pickled: make a new one"):
+        way(rung)
+
+
+@pytest.mark.parametrize("name", ["eager", *FAST])
+def test_a_default_device_of_the_caller_changes_nothing(
+    model: GPT, prompt: Tensor, name: str
+) -> None:
+    """What an engine makes for itself lies beside the weights; on meta, anything else fails."""
+    or_skip(name, model)
+    settings = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "eos_id": 511, "engine": name}
+    seed = torch.Generator().manual_seed
+    expected = generate(model, prompt, 12, **settings, generator=seed(1))
+    with torch.device("meta"):
+        found = generate(model, prompt, 12, **settings, generator=seed(1))
+    assert torch.equal(expected.tokens, found.tokens)
 
 
 # --- which one runs ------------------------------------------------------------------------------

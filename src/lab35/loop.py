@@ -133,8 +133,9 @@ def generate(
             half block is kept.
         block_size: Positions to use. Defaults to the model's; a plain callable needs it.
         engine: What runs the cached steps: `"eager"` is the model itself, and `"lean"`,
-            `"compiled"` and `"numba"` are the faster ones of `lab35.speed`, for one text without
-            padding. By default the lean one where it can do the work; see `choose_engine`.
+            `"compiled"` and `"numba"` are the faster ones of `lab35.speed`, the last two for one
+            text without padding. By default the lean one where it can do the work; see
+            `choose_engine`.
 
     Returns:
         The prompt with its continuation, and the counts.
@@ -278,6 +279,8 @@ def _prepared(
     _check_generators(generators, generator, idx)
     name = choose_engine(engine, model, len(idx), key_mask=key_mask, use_cache=use_cache)
 
+    # What was checked is what runs, whatever its owner does with it before the steps are taken.
+    idx, key_mask = idx.clone(), None if key_mask is None else key_mask.clone()
     choose: Callable[[Tensor], Tensor] = sampler
     if generators is not None:
         samplers = [replace(sampler, generator=own) for own in generators]
@@ -317,25 +320,27 @@ def _steps(
         size = max(1, min(block_size, P + max_new_tokens - 1))
         decoder = new_engine(engine, model, size, batch_size=B, padded=key_mask is not None)
         idx, key_mask = _newest(idx, key_mask, refill_start(P, block_size))
+    refills = engine is not None and on_context_limit == "refill"
     # What is visible, in pieces: to join them at each step would copy a text as often as it grows.
     pieces = [idx]
     ended = [False] * B
 
     for n in range(1, max_new_tokens + 1):
         # 1) score what the decoder has not seen, and choose
-        if len(pieces) == 1:
+        if decoder.length == 0:
             token, fed = choose(decoder.prefill(idx, key_mask)), idx.shape[1]
         else:
             token, fed = decoder.next(token, choose), 1
-        if engine is None:
-            fed = min(P + n - 1, block_size)
+        if engine is None:  # all of the window anew
+            fed = decoder.length
 
         # 2) append
         if eos_id is not None:
             if any(ended):
                 token = token.masked_fill(torch.tensor(ended, device=token.device)[:, None], eos_id)
             ended = [row == [eos_id] for row in token.tolist()]
-        pieces.append(token)
+        if refills:
+            pieces.append(token)
 
         # 3) stop?
         full = engine is not None and decoder.length == block_size
@@ -361,6 +366,7 @@ def _steps(
             idx = torch.cat(pieces, dim=1)
             idx, key_mask = _newest(idx, key_mask, refill_start(idx.shape[1], block_size))
             pieces = [idx]
+            decoder.reset()
 
 
 class _Window:
@@ -373,11 +379,13 @@ class _Window:
 
     def __init__(self, model: Model, block_size: int) -> None:
         self.model, self.block_size = model, block_size
+        self.length = 0
 
     def prefill(self, idx: Tensor, key_mask: Tensor | None = None) -> Tensor:
         """Run a text, and remember it."""
         start = slide_start(idx.shape[1], self.block_size)
         self.idx, self.key_mask = _newest(idx, key_mask, start)
+        self.length = self.idx.shape[1]
         masks = {}
         if self.key_mask is not None:
             masks = {"key_mask": self.key_mask, "position_ids": position_ids(self.key_mask)}

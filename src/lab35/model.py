@@ -167,7 +167,7 @@ def attention_mask(t_new: int, offset: int, key_mask: Tensor | None, like: Tenso
         t_new: Queries.
         offset: Absolute position of the first query.
         key_mask: Bool, shape (B, offset + t_new). False marks padding.
-        like: What has B rows, and is where the mask is to be built.
+        like: Any tensor of shape (B, …), on the device where the mask is to be built.
 
     Returns:
         Bool, shape (t_new, offset + t_new), or (B, 1, t_new, offset + t_new) with a key mask.

@@ -23,7 +23,14 @@ from torch import Tensor
 
 from lab35._arguments import check_generator, integer, number
 
-__all__ = ["Sampler", "check_sampling", "filtered_logits", "probabilities", "sample_next"]
+__all__ = [
+    "Sampler",
+    "check_sampling",
+    "filtered_logits",
+    "probabilities",
+    "race",
+    "sample_next",
+]
 
 NARROW = 8
 """Where one token of so many may be kept, the cut is found sooner than all of them are sorted."""

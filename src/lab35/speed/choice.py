@@ -94,6 +94,9 @@ def new_engine(
 
     Returns:
         The engine, empty. Its `name` says which one it is.
+
+    Raises:
+        ValueError: If `max_len` or `batch_size` is out of range.
     """
     if name == "eager":
         return Eager(model, max_len, batch_size)

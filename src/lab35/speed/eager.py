@@ -22,28 +22,27 @@ class Eager(Engine):
     """
 
     name = "eager"
+    takes_batches = True
 
     def __init__(self, model: GPT, max_len: int | None = None, batch_size: int = 1) -> None:
         super().__init__(model, max_len, batch_size)
         self.cache = KVCache.for_model(model, batch_size, max_len)
         self.visible: Tensor | None = None
 
-    def prefill(self, idx: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """Run a prompt, and forget everything before it; see `Engine.prefill`."""
+    def reset(self) -> None:
+        """Forget everything; the buffers stay where they are."""
+        super().reset()
         self.cache.reset()
         self.visible = None
+
+    def _prefill(self, idx: Tensor, key_mask: Tensor | None) -> Tensor:
+        self.reset()
         if key_mask is not None:  # what follows is no padding
             self.visible = F.pad(key_mask, (0, self.max_len - idx.shape[1]), value=True)
         return self._run(idx)
 
-    def step(self, token: Tensor) -> Tensor:
-        """Run one token a row against everything stored; see `Engine.step`."""
+    def _step(self, token: Tensor, at: int) -> Tensor:
         return self._run(token)
-
-    def reset(self) -> None:
-        """Forget everything; the buffers stay where they are."""
-        self.cache.reset()
-        self.length = 0
 
     def _run(self, new: Tensor) -> Tensor:
         masks: dict[str, Tensor] = {}
@@ -52,6 +51,4 @@ class Eager(Engine):
             positions = position_ids(visible)[:, self.cache.length :]
             masks = {"key_mask": visible, "position_ids": positions}
         with evaluating(self.model):
-            logits, _ = self.model(new, cache=self.cache, **masks)
-        self.length = self.cache.length
-        return logits[:, -1]
+            return self.model(new, cache=self.cache, **masks)[0][:, -1]

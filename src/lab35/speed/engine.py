@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lab35._arguments import integer
 from lab35.cache import KVCache
 from lab35.model import GPT, GPTConfig
 from lab35.speed.prompt import run_prompt
@@ -27,8 +28,8 @@ class Engine:
 
     The prompt runs in one piece, by `run_prompt`. A rung says how its keys and values are laid out,
     and how one token a row is run against them. It reads the model's own weights: the next step
-    sees a change in place, and the next text a weight that was replaced. Everything runs under
-    `torch.inference_mode()`.
+    sees a change in place, and the next engine a weight that was replaced. `generate` makes one for
+    each text. Everything runs under `torch.inference_mode()`.
 
     Args:
         model: The model to run.
@@ -37,22 +38,25 @@ class Engine:
 
     Attributes:
         name: What it is called in a `Generation` or a report.
+        takes_batches: Whether it writes several texts at once, and knows of padding.
         length: Positions stored so far; the next token's position.
 
     Raises:
-        ValueError: If `max_len` lies outside [1, block_size].
+        ValueError: If `max_len` lies outside [1, block_size], or `batch_size` is not what it takes.
     """
 
     name: ClassVar[str]
+    takes_batches: ClassVar[bool] = False
 
     def __init__(self, model: GPT, max_len: int | None = None, batch_size: int = 1) -> None:
         self.model = model
         self.config = model.config
-        self.max_len = self.config.block_size if max_len is None else max_len
-        self.batch_size = batch_size
+        most = self.config.block_size
+        self.max_len = most if max_len is None else integer("max_len", max_len, 1, most)
+        self.batch_size = integer("batch_size", batch_size, 1)
         self.length = 0
-        if not 1 <= self.max_len <= self.config.block_size:
-            raise ValueError(f"max_len must lie in [1, {self.config.block_size}], got {max_len}")
+        if self.batch_size > 1 and not self.takes_batches:
+            raise ValueError(f"batch_size must be 1 for {type(self).__name__}, got {batch_size}")
 
     @cached_property
     def weights(self) -> Weights:
@@ -76,12 +80,13 @@ class Engine:
 
         Raises:
             ValueError: If the prompt is empty, has other rows, does not fit into `max_len`, or
-                holds what is no token.
+                holds what is no token, or the mask does not fit. The engine is left as it was.
             RuntimeError: Outside `torch.inference_mode()`.
         """
-        self._check("idx", idx, f"1 to max_len={self.max_len}", self.max_len)
-        logits, k, v = run_prompt(self.weights, self.config, idx, key_mask)
-        self._store(k, v)
+        self._check_prompt(idx, key_mask)
+        if key_mask is not None and key_mask.all():
+            key_mask = None
+        logits = self._prefill(idx, key_mask)
         self.length = idx.shape[1]
         return logits
 
@@ -128,6 +133,16 @@ class Engine:
         """Forget everything; the next tokens are a prompt."""
         self.length = 0
 
+    def __reduce__(self) -> NoReturn:
+        # Copies would not share memory where the original does, and compute something else.
+        raise TypeError("an engine cannot be copied or pickled: make a new one for the model")
+
+    def _prefill(self, idx: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Run a prompt that was checked, with a mask where it is padded; returns (B, V)."""
+        logits, k, v = run_prompt(self.weights, self.config, idx, key_mask)
+        self._store(k, v)
+        return logits
+
     def _store(self, k: Tensor, v: Tensor) -> None:
         """Make room, and take over the prompt's keys and values, each (L, B, H, P, D)."""
         raise NotImplementedError  # each rung has its own
@@ -136,17 +151,36 @@ class Engine:
         """Run one token a row, (B, 1), at position `at`; returns B·V logits in any shape."""
         raise NotImplementedError  # each rung has its own
 
+    def _check_prompt(self, idx: Tensor, key_mask: Tensor | None) -> None:
+        """Refuse what is no prompt, before anything is forgotten."""
+        self._check("idx", idx, f"1 to max_len={self.max_len}", self.max_len)
+        if key_mask is None:
+            return
+        if not self.takes_batches:
+            raise ValueError(f"key_mask must be None for {type(self).__name__}, got {key_mask}")
+        if not isinstance(key_mask, Tensor) or key_mask.dtype != torch.bool:
+            raise ValueError(f"key_mask must be a bool tensor, got {key_mask}")
+        if key_mask.shape != idx.shape or not key_mask[:, -1].all():
+            raise ValueError(
+                f"key_mask must have the shape of idx, {tuple(idx.shape)}, and be True in the last "
+                f"column, got {key_mask.tolist()}"
+            )
+
     def _check(self, name: str, ids: Tensor, width: str, most: int) -> None:
         """Refuse what cannot be run next, before anything is written."""
+        if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
+            raise ValueError(f"{name} must be an int64 tensor, got {ids!r}")
         V, shape = self.config.vocab_size, tuple(ids.shape)
         fits = len(shape) == 2 and shape[0] == self.batch_size and 0 < shape[1] <= most
         if fits and not ids.is_meta:
             rows = [[ids.item()]] if ids.numel() == 1 else ids.tolist()
             fits = all(0 <= token < V for row in rows for token in row)
         if not fits:
+            few = ids.numel() < 9
+            ids = ids.tolist() if few else f"values from {ids.min()} to {ids.max()}"
             raise ValueError(
                 f"{name} must have shape ({self.batch_size}, {width}) and lie in [0, {V}), "
-                f"got {ids.tolist()} with shape {shape}"
+                f"got {ids} with shape {shape}"
             )
         if not torch.is_inference_mode_enabled():
             raise RuntimeError("a decode step must run under torch.inference_mode()")

@@ -218,12 +218,25 @@ class Jitted(Engine):
         with ONE_AT_A_TIME:
             loops = _had(model.config)
         self.run, self.best, self.draw = (loops[name] for name in ("_decode", "_best", "_draw"))
-        self.times = torch.empty(1, model.config.vocab_size, dtype=torch.float32)
+        self.times = torch.empty(1, model.config.vocab_size, dtype=torch.float32, device="cpu")
 
     def next(self, token: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
-        """Run one token and choose the next, both in plain loops; see `Engine.next`."""
+        """Run one token and choose the next, both in plain loops.
+
+        Args:
+            token: Int64, shape (1, 1).
+            choose: Takes logits of shape (1, V), and returns an id of shape (1, 1). The work of a
+                `Sampler` that keeps few tokens is done here.
+
+        Returns:
+            Int64, shape (1, 1).
+
+        Raises:
+            ValueError: As for `Engine.next`.
+        """
         V = self.config.vocab_size
-        known = isinstance(choose, Sampler) and (choose.temperature == 0 or choose.is_narrow(V))
+        # A subclass may choose in another way.
+        known = type(choose) is Sampler and (choose.temperature == 0 or choose.is_narrow(V))
         if not known or not self.length:
             return super().next(token, choose)
         logits = self.step(token)
@@ -242,7 +255,7 @@ class Jitted(Engine):
             if chosen < 0:
                 probs = probabilities(logits, choose.temperature, choose.top_k, choose.top_p)
                 return race(probs, self.times)
-        return torch.tensor([[chosen]])
+        return torch.tensor([[chosen]], device="cpu")
 
     def _store(self, k: Tensor, v: Tensor) -> None:
         # (L, 2, H, max_len, D)

@@ -23,13 +23,11 @@ class LeanRows(Engine):
     """
 
     name = "lean"
+    takes_batches = True
 
-    def prefill(self, idx: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """Run a prompt, and forget everything before it; see `Engine.prefill`."""
+    def _prefill(self, idx: Tensor, key_mask: Tensor | None) -> Tensor:
+        logits = super()._prefill(idx, key_mask)
         self.padding = self.bias = None
-        if key_mask is not None and key_mask.all():
-            key_mask = None
-        logits = super().prefill(idx, key_mask)
         if key_mask is not None:
             self.padding = (~key_mask).sum(dim=1)  # (B,)
             hidden = F.pad(~key_mask, (0, self.max_len - idx.shape[1]))[:, None, None]
