@@ -1,7 +1,8 @@
-"""Speed: a ladder of decode steps for one text, from the textbook down to what memory allows.
+"""Speed: a ladder of decode steps, from the textbook down to what memory allows.
 
-A rung runs one token through the model, against everything stored before it. All rungs compute the
-same logits, up to float rounding; each removes one thing that the rung above it pays for.
+A rung runs one token a row through the model, against everything stored before it. All rungs
+compute the same logits, up to float rounding; each removes one thing that the rung above it pays
+for.
 
 `engine` is what rungs share, with `weights` and `prompt`. `eager`, `rungs`, `rows`, `compiled`,
 `recorded` and `loops` hold them, `storage` keeps what was compiled, and `choice` says which one
