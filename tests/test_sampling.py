@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from itertools import combinations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
@@ -12,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
-from lab35 import GPT, filtered_logits, generate, probabilities, sample_next
+from lab35 import GPT, filtered_logits, generate, probabilities, sample_next, sampling
+from lab35.sampling import Sampler
 
 EXAMPLE = torch.tensor([[0.5, 0.3, 0.1, 0.06, 0.04]])
 INF = math.inf
@@ -367,3 +371,200 @@ def test_logits_that_mean_nothing_are_refused(bad: list[float], temperature: flo
         for dtype in (torch.float32, torch.float16):
             with pytest.raises(ValueError, match=r"logits must hold no NaN and no \+inf"):
                 sample_next(torch.tensor(stack, dtype=dtype), temperature, top_k=2, top_p=0.9)
+
+
+# --- the draw without a sort ---------------------------------------------------------------------
+
+
+def plain_filter(logits: Tensor, temperature: float, k: int | None, p: float | None) -> Tensor:
+    """Filter as the chapter does: sort all, drop behind k, drop behind the mass of p."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    limits = torch.finfo(logits.dtype)
+    divisor = min(max(temperature, limits.tiny), limits.max)
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    ordered = (ordered - ordered[:, :1]) / divisor
+    if k is not None:
+        ordered[:, k:] = -INF
+    if p is not None and p < 1:
+        probs = ordered.softmax(dim=-1)
+        dropped = probs.cumsum(dim=-1) - probs >= p
+        dropped[:, 0] = False
+        ordered[dropped] = -INF
+    return torch.empty_like(ordered).scatter_(-1, order, ordered)
+
+
+def brute_force(row: list[float], temperature: float, k: int | None, p: float | None) -> list[int]:
+    """List the kept ids by Python's sort and sums in float64; none where rounding may decide."""
+    order = by_rank(row)[:k]
+    if p is None or p == 1:
+        return sorted(v for v in order if row[v] > -INF)
+    divisor = max(temperature, torch.finfo(torch.float32).tiny)
+    weights = [math.exp((row[v] - row[order[0]]) / divisor) for v in order]
+    total, mass, found = math.fsum(weights), 0.0, []
+    for v, weight in zip(order, weights, strict=True):
+        if abs(mass - p * total) < 1e-4 * total:
+            return []
+        if mass >= p * total:
+            break
+        found.append(v)
+        mass += weight
+    return sorted(found)
+
+
+@pytest.fixture(scope="module")
+def real_logits(model: GPT, passage: list[int]) -> Tensor:
+    """What the model says along the passage and pieces of it put together anew, (8,000, 512)."""
+    text = torch.tensor(passage[:128])
+    starts = torch.randint(0, 96, (62, 4), generator=seeded(51))
+    windows = torch.stack([torch.cat([text[s : s + 32] for s in row]) for row in starts.tolist()])
+    with torch.inference_mode():
+        logits, _ = model(torch.cat((text[None], windows)))
+    return logits.flatten(0, 1).clone()
+
+
+LOOKS = {
+    "random": lambda x: x,
+    "rounded": lambda x: (4 * x).round() / 4,
+    "whole": torch.round,
+    "constant": torch.zeros_like,
+    "bfloat16": lambda x: x.bfloat16(),
+    "float16": lambda x: x.half(),
+    "float64": lambda x: x.double(),
+    "forbidden": lambda x: x.masked_fill(x.roll(1, 0) < x.roll(1, -1), -INF).index_fill(
+        1, torch.tensor([x.shape[1] // 2]), 0.5
+    ),
+    "shifted": lambda x: x + 1e4,  # so far from 0 that many round to the same number
+    "transposed": lambda x: x.t().contiguous().t(),
+    "expanded": lambda x: x[:1].expand_as(x),
+    "sliced": lambda x: torch.cat((x, x), dim=1)[:, ::2],
+}
+KS = (None, 1, 2, 5, 40, "V/8", "V/8+1", "V-1", "V", "V+5", 10**30)
+PS = (None, 1e-50, 1e-9, 0.1, 0.5, 0.9, 0.95, 0.999, 1 - 1e-7, 1.0)
+TEMPERATURES = (5e-324, 1e-30, 0.1, 0.5, 0.8, 1, 1.7, 1e6, 1.7e308)
+
+
+def one_of(options: Sequence, generator: torch.Generator) -> object:
+    """Pick one."""
+    return options[torch.randint(len(options), (1,), generator=generator).item()]
+
+
+@pytest.fixture
+def paths(monkeypatch: pytest.MonkeyPatch) -> Counter:
+    """Count how often a cut was found without a sort, and how often a sort had to decide."""
+    counts: Counter = Counter()
+    original = sampling._lowest_kept
+
+    def counting(*arguments: object) -> object:
+        lowest = original(*arguments)
+        counts["sorted" if lowest is None else "found"] += 1
+        return lowest
+
+    monkeypatch.setattr(sampling, "_lowest_kept", counting)
+    return counts
+
+
+def check_draw(logits: Tensor, settings: tuple, seed: int) -> None:
+    """Hold one draw against the plain filter and multinomial: bits, tokens, states after."""
+    expected = plain_filter(logits, *settings)
+    found = filtered_logits(logits, *settings)
+    assert expected.dtype == found.dtype
+    assert torch.equal(expected, found), settings
+    one, other = seeded(seed), seeded(seed)
+    token = torch.multinomial(expected.softmax(-1), 1, generator=one)
+    assert torch.equal(token, sample_next(logits, *settings, generator=other)), settings
+    assert torch.equal(one.get_state(), other.get_state())
+
+
+def test_the_draw_without_a_sort_is_the_one_with_it(paths: Counter) -> None:
+    """Bit for bit over 90,000 rows of any look, at settings from one end to the other."""
+    pick, rows = seeded(52), 0
+    for trial in range(1100):
+        V = 2 + torch.randint(260, (1,), generator=pick).item() if trial % 50 else 1
+        B = 1 + torch.randint(70, (1,), generator=pick).item() if trial % 3 else 180
+        named = {"V/8": V // 8 or 1, "V/8+1": V // 8 + 1, "V-1": V - 1 or 1, "V": V, "V+5": V + 5}
+        k = one_of(KS, pick)
+        x = one_of((0.1, 1.0, 3.0, 10.0), pick) * torch.randn(B, V, generator=pick)
+        settings = (one_of(TEMPERATURES, pick), named.get(k, k), one_of(PS, pick))
+        check_draw([*LOOKS.values()][trial % len(LOOKS)](x), settings, trial)
+        rows += B
+    assert rows > 90_000
+    assert min(paths["found"], paths["sorted"]) > 100
+
+
+def test_the_draw_from_the_models_logits(real_logits: Tensor, paths: Counter) -> None:
+    """16,000 rows of text, alone and in batches, where nearly every cut is found."""
+    pick = seeded(53)
+    for trial, stack in enumerate(real_logits.repeat(2, 1).split(64)):
+        settings = (one_of((0.7, 0.8, 1.0, 1.3), pick), one_of((5, 40, 64), pick), 0.95)
+        rows = stack.split(1) if trial % 64 == 0 else [stack]
+        for row in rows:
+            check_draw(row, settings if trial % 3 else (*settings[:2], None), trial)
+    assert paths["found"] > 10 * paths["sorted"]
+
+
+def test_the_cut_of_top_p_at_a_cumulated_mass(real_logits: Tensor, paths: Counter) -> None:
+    """A p that is the mass of a run of tokens, or a few roundings off, is left to the sort."""
+    for row, logits in enumerate(real_logits[:300].split(1)):
+        probs = plain_filter(logits, 0.8, 40, None).softmax(-1)
+        mass = probs.sort(descending=True).values.cumsum(-1)
+        p = mass[0, row % 7].item() * (1 + (row % 5 - 2) * 2.0**-23)
+        check_draw(logits, (0.8, 40, min(p, 1.0)), row)
+    assert paths["sorted"] > 250
+
+
+def test_the_kept_sets_by_brute_force(real_logits: Tensor) -> None:
+    """Python's sort and sums in float64 say the same, wherever rounding has no say."""
+    pick, told = seeded(54), 0
+    ties = (2 * real_logits[:40]).round() / 2
+    for row in torch.cat((real_logits[:80], ties)).split(1):
+        settings = (one_of((0.5, 0.8, 1.3), pick), one_of((1, 7, 40, 64), pick), one_of(PS, pick))
+        expected = brute_force(row[0].tolist(), *settings)
+        if expected:
+            told += 1
+            assert kept(filtered_logits(row, *settings)) == [expected]
+    assert told > 80
+
+
+def test_the_global_generator_draws_as_multinomial_does(real_logits: Tensor) -> None:
+    """Without a generator too the tokens and the state afterwards are those of multinomial."""
+    with torch.random.fork_rng(devices=[]):
+        for seed in range(20):
+            torch.manual_seed(seed)
+            probs = plain_filter(real_logits[:8], 0.8, 40, 0.95).softmax(-1)
+            expected, state = torch.multinomial(probs, 1), torch.get_rng_state()
+            torch.manual_seed(seed)
+            assert torch.equal(expected, sample_next(real_logits[:8], 0.8, 40, 0.95))
+            assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_sampler_is_its_settings(real_logits: Tensor) -> None:
+    """Any kind of number, checked once; it draws what `sample_next` draws, again and again."""
+    sampler = Sampler(np.float64(0.8), np.int64(40), torch.tensor(0.5), seeded(1))
+    assert [type(value) for value in (sampler.temperature, sampler.top_k, sampler.top_p)] == [
+        float,
+        int,
+        float,
+    ]
+    generator = seeded(1)
+    for row in real_logits[:20].split(1):
+        assert torch.equal(sample_next(row, 0.8, 40, 0.5, generator), sampler(row))
+    for wrong in ({"top_k": True}, {"top_k": 2.0}, {"top_p": 0}, {"temperature": "1"}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+            Sampler(**wrong)
+    for temperature in (0, 1):
+        with pytest.raises(
+            ValueError, match=r"generator must be None or a torch\.Generator, got 3"
+        ):
+            Sampler(temperature, generator=3)(real_logits[:1])
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 5}, {"top_p": 0.9}, {"top_k": 5, "top_p": 0.9}])
+def test_probabilities_have_a_gradient(settings: dict) -> None:
+    """Filling in place must not break what learns through the distribution."""
+    logits = torch.randn(2, 64, generator=seeded(55)).requires_grad_()
+    probs = probabilities(logits, **settings)
+    probs.square().sum().backward()
+    # d/dz of sum(p²) is 2·p·(p − sum(p²)); what was filtered out has none.
+    p = probs.detach()
+    expected = 2 * p * (p - p.square().sum(-1, keepdim=True))
+    torch.testing.assert_close(expected, logits.grad)
