@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from lab35 import GPT, ContextLimitError, GPTConfig, KVCache, decode_steps, generate
 from lab35.cli import main
+from lab35.sampling import Sampler, probabilities, race
 from lab35.speed import (
     Compiled,
     Eager,
@@ -357,6 +358,210 @@ def test_engines_ignore_the_default_dtype(model: GPT, prompt: Tensor, engine: st
     finally:
         torch.set_default_dtype(torch.float32)
     assert expected.tokens.tolist() == found.tokens.tolist()
+
+
+# --- the draw in plain loops ---------------------------------------------------------------------
+
+
+class Given(Jitted):
+    """Draws from logits that it is given: the loops without a model."""
+
+    def _step(self, token: Tensor, at: int) -> Tensor:
+        return self.given
+
+
+@pytest.fixture(scope="module")
+def given(model: GPT) -> Given:
+    """Make one, behind a first token."""
+    or_skip("numba", model)
+    engine = Given(model)
+    with torch.inference_mode():
+        engine.prefill(torch.tensor([[1]]))
+    return engine
+
+
+def drawn(engine: Given, logits: Tensor, choose: Callable) -> int | str:
+    """Let an engine choose after logits of shape (512,); a refusal is what it says."""
+    engine.given, engine.length = logits, 1
+    try:
+        with torch.inference_mode():
+            return engine.next(torch.tensor([[0]]), choose).item()
+    except ValueError as error:
+        return str(error)
+
+
+def asked(logits: Tensor, choose: Callable) -> int | str:
+    """Ask the function that defines the answer."""
+    try:
+        return choose(logits[None]).item()
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.fixture
+def fallbacks(given: Given, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the draws, and those that were left to the function that defines the answer."""
+    counts = [0, 0]
+    original = given.draw
+
+    def draw(*arguments: object) -> int:
+        token = original(*arguments)
+        counts[0] += 1
+        counts[1] += token < 0
+        return token
+
+    monkeypatch.setattr(given, "draw", draw)
+    return counts
+
+
+def shapes_of(model: GPT, passage: list[int]) -> list[tuple[str, Tensor]]:
+    """Make rows of logits: of the model, random, with ties, with tokens that are forbidden."""
+    generator = torch.Generator().manual_seed(61)
+    with torch.inference_mode():
+        real = model(torch.tensor([passage[:128]]))[0][0].clone()
+    noise = torch.randn(128, 512, generator=generator)
+    rare = (real > real.topk(30).values[:, -1:]) | (noise > 2.5)
+    return [
+        ("real", real),
+        ("random", 3 * noise),
+        ("flat", 0.01 * noise),
+        ("wide", 60 * noise),
+        ("tied", (2 * real).round() / 2),
+        ("forbidden", real.masked_fill(~rare, -torch.inf)),
+        ("shifted", real + 1e5),
+    ]
+
+
+DRAWS = [
+    (temperature, top_k, top_p)
+    for temperature in (1e-300, 1e-6, 0.2, 0.8, 1.0, 2.5, 1e30, 1.7e308)
+    for top_k in (1, 2, 40, 64)
+    for top_p in (None, 1e-30, 0.5, 0.95, 1.0)
+]
+
+
+def test_the_loops_draw_what_the_sampler_draws(
+    model: GPT, passage: list[int], given: Given, fallbacks: list[int]
+) -> None:
+    """20,000 tokens are equal, and so is the generator's state after each run of them."""
+    for look, stack in shapes_of(model, passage):
+        one, other = (torch.Generator().manual_seed(62) for _ in range(2))
+        for n in range(3000):
+            settings = DRAWS[n % len(DRAWS)]
+            row = stack[n % 127]
+            expected = asked(row, Sampler(*settings, one))
+            found = drawn(given, row, Sampler(*settings, other))
+            assert (look, settings, expected) == (look, settings, found)
+        assert torch.equal(one.get_state(), other.get_state())
+    draws, left = fallbacks
+    assert draws == 21_000
+    assert 100 < left < 11_000
+
+
+def test_the_loops_leave_what_rounding_decides(
+    model: GPT, passage: list[int], given: Given, fallbacks: list[int]
+) -> None:
+    """A p that is the mass of a run of tokens, and a race that two tokens nearly win together."""
+    real = dict(shapes_of(model, passage))["real"]
+    for n in range(200):
+        ordered = probabilities(real[n % 127][None], 0.8, 40)[0].sort(descending=True).values
+        p = ordered.cumsum(0)[n % 9].item() * (1 + (n % 5 - 2) * 2.0**-23)
+        one, other = (torch.Generator().manual_seed(n) for _ in range(2))
+        settings = (0.8, 40, min(p, 1.0))
+        expected = asked(real[n % 127], Sampler(*settings, one))
+        assert expected == drawn(given, real[n % 127], Sampler(*settings, other))
+    left = fallbacks[1]
+    assert left > 190
+    for n in range(200):
+        times = torch.empty(512).exponential_(generator=torch.Generator().manual_seed(n))
+        # Weights that are as their times, so that all race neck and neck, but for some roundings.
+        logits = times.log() + 1e-7 * torch.randn(512, generator=torch.Generator().manual_seed(n))
+        one, other = (torch.Generator().manual_seed(n) for _ in range(2))
+        expected = asked(logits, Sampler(1.0, 40, None, one))
+        assert expected == drawn(given, logits, Sampler(1.0, 40, None, other))
+        assert torch.equal(one.get_state(), other.get_state())
+    assert fallbacks[1] == left + 200
+
+
+def test_the_loops_choose_the_argmax(model: GPT, passage: list[int], given: Given) -> None:
+    """The lowest of equal ids, and no draw, not even from a generator that is at hand."""
+    generator = torch.Generator().manual_seed(1)
+    before = generator.get_state()
+    for _, stack in shapes_of(model, passage):
+        for row in stack:
+            assert row.argmax().item() == drawn(given, row, Sampler(0, generator=generator))
+    assert torch.equal(before, generator.get_state())
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_the_loops_refuse_what_the_sampler_refuses(given: Given, temperature: float) -> None:
+    """In the same words, and nothing is drawn, wherever in the row it stands."""
+    nan, inf = float("nan"), float("inf")
+    for at in (0, 7, 511):
+        for value, rest in ((nan, 0.0), (inf, 0.0), (nan, -inf), (-inf, -inf), (nan, inf)):
+            row = torch.full((512,), rest)
+            row[at] = value
+            generator = torch.Generator().manual_seed(1)
+            before = generator.get_state()
+            sampler = Sampler(temperature, 40, 0.95, generator)
+            told = drawn(given, row, sampler)
+            assert "logits must hold no NaN and no +inf" in str(told)
+            assert told == asked(row, sampler)
+            assert torch.equal(before, generator.get_state())
+    for wrong in ("torch", 3):
+        sampler = Sampler(temperature, 40, 0.95, wrong)
+        told = drawn(given, torch.zeros(512), sampler)
+        assert told == asked(torch.zeros(512), sampler)
+        assert "generator must be None or a torch.Generator" in str(told)
+
+
+def test_the_loops_draw_from_the_global_generator(
+    model: GPT, passage: list[int], given: Given
+) -> None:
+    """Without a generator `torch.manual_seed` decides, and the state moves on as it would."""
+    real = dict(shapes_of(model, passage))["real"]
+    sampler = Sampler(0.8, 40, 0.95)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(63)
+        expected = [asked(row, sampler) for row in real]
+        state = torch.get_rng_state()
+        torch.manual_seed(63)
+        assert expected == [drawn(given, row, sampler) for row in real]
+        assert torch.equal(state, torch.get_rng_state())
+
+
+class Picky(Sampler):
+    """A sampler of somebody's own."""
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Choose the least likely token."""
+        return logits.argmin(dim=-1, keepdim=True)
+
+
+def test_the_loops_leave_a_choice_of_somebodys_own_alone(given: Given) -> None:
+    """A subclass of the sampler may choose in another way, and any function may."""
+    row = torch.arange(512.0)
+    assert drawn(given, row, Picky(0.8, 40)) == 0
+    assert drawn(given, row, Picky(0)) == 0
+    assert drawn(given, row, lambda logits: torch.tensor([[7]])) == 7
+
+
+def test_the_draw_of_the_loops_is_right_as_plain_python(model: GPT, passage: list[int]) -> None:
+    """Without numba the same functions choose the same, or leave it to who knows."""
+    told = 0
+    for look, stack in shapes_of(model, passage):
+        for n, row in enumerate(stack[:40]):
+            assert loops._best(row.numpy()) == row.argmax()
+            k, p = (1, 2, 40)[n % 3], (1.0, 0.5, 0.95)[n // 3 % 3]
+            times = torch.empty(1, 512).exponential_(generator=torch.Generator().manual_seed(n))
+            found = loops._draw(row.numpy(), times[0].numpy(), 0.8, k, p)
+            expected = race(probabilities(row[None], 0.8, k, p), times).item()
+            assert found in (expected, -1), (look, k, p)
+            told += found == expected
+    for bad in (float("nan"), float("inf")):
+        assert loops._best(np.array([0, bad, 1], np.float32)) == -1
+    assert loops._best(np.full(3, -np.inf, np.float32)) == -1
+    assert told > 150
 
 
 # --- a rung by itself ----------------------------------------------------------------------------
