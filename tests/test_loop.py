@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -13,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab35 import (
     GPT,
@@ -468,3 +471,106 @@ def test_a_tiny_model_generates(tiny_model: GPT) -> None:
     assert tiny_model.config != GPTConfig()
     made = generate(tiny_model, torch.zeros(2, 3, dtype=torch.int64), 4)
     assert made.new_tokens.shape == (2, 4)
+
+
+# --- what a step costs ---------------------------------------------------------------------------
+
+
+class Calls(TorchDispatchMode):
+    """Notes each operation, and the largest tensor of ids or truth values that it made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Note it, and do it."""
+        out = func(*args, **(kwargs or {}))
+        self.names.append(str(func))
+        for made in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(made, Tensor) and not made.is_floating_point():
+                self.largest = max(self.largest, made.numel())
+        return out
+
+
+def calls_of_steps(model: GPT, idx: Tensor, steps: int, **arguments: object) -> list[Calls]:
+    """Record the operations of each step by itself."""
+    settings = {"temperature": 0.8, "top_k": 5, "generator": torch.Generator().manual_seed(1)}
+    found, running = [], decode_steps(model, idx, steps, **settings | arguments)
+    for _ in range(steps):
+        with Calls() as calls:
+            next(running)
+        found.append(calls)
+    return found
+
+
+@pytest.mark.parametrize("engine", ["eager", "lean"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_late_step_does_what_an_early_one_does(tiny_model: GPT, engine: str, rows: int) -> None:
+    """Nothing that grows is copied, and without padding or an end of text none is computed."""
+    found = calls_of_steps(tiny_model, torch.ones(rows, 3, dtype=torch.int64), 70, engine=engine)
+    early, late = found[3], found[60]
+    assert early.names == late.names
+    assert early.largest == late.largest
+    for calls in found[1:]:
+        assert not [name for name in calls.names if "aten.cat" in name or "cumsum" in name]
+        assert not [name for name in calls.names if "bool" in name or "logical" in name]
+    # One masked fill is the sampler's.
+    assert sum("masked_fill" in name for name in late.names) <= 1
+
+
+def test_the_count_of_operations_sees_what_it_looks_for(tiny_model: GPT) -> None:
+    """Guards the test above: the uncached loop joins at each step, and an end of text is work."""
+    idx = torch.ones(2, 3, dtype=torch.int64)
+    window = calls_of_steps(tiny_model, idx, 9, use_cache=False)
+    assert all(any("aten.cat" in name for name in calls.names) for calls in window[1:])
+    mask = torch.tensor([[False, True, True], [True, True, True]])
+    ending = calls_of_steps(tiny_model, idx, 9, eos_id=36, key_mask=mask, engine="eager")
+    plain = calls_of_steps(tiny_model, idx, 9, engine="eager")
+    assert len(ending[5].names) > len(plain[5].names)
+    assert any("cumsum" in name for name in ending[5].names)
+
+
+@pytest.mark.parametrize("how", [{"engine": "eager"}, {"engine": "lean"}, {"use_cache": False}])
+def test_a_text_without_an_end_takes_no_memory_ahead(tiny_model: GPT, how: dict) -> None:
+    """A trillion tokens may be asked for by who means to stop reading."""
+    steps = decode_steps(
+        tiny_model, torch.ones(1, 3, dtype=torch.int64), 10**12, on_context_limit="refill", **how
+    )
+    taken = [next(steps) for _ in range(200)]
+    assert [step.stop_reason for step in taken] == [None] * 200
+    held = [x for x in gc.get_referrers(taken[100].token) if isinstance(x, list)]
+    assert held == [], "the loop holds on to tokens that are out of sight"
+
+
+@pytest.mark.parametrize("how", [{"engine": "eager"}, {"engine": "lean"}, {"use_cache": False}])
+def test_a_prompt_is_what_it_was_at_the_call(model: GPT, passage: list[int], how: dict) -> None:
+    """A buffer that its owner fills anew between two steps changes no text, nor does its mask."""
+    idx = torch.tensor([passage[:20], passage[20:40]])
+    mask = torch.ones_like(idx, dtype=torch.bool)
+    mask[0, :4] = False
+    settings = {"temperature": 0, "block_size": 24, "on_context_limit": "refill"} | how
+    expected = generate(model, idx, 30, key_mask=mask, **settings).new_tokens
+    steps = decode_steps(model, idx, 30, key_mask=mask, **settings)
+    idx.zero_()
+    mask.fill_(True)
+    found = [step.token for step in steps]
+    assert torch.equal(expected, torch.cat(found, dim=1))
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("how", [{"engine": "eager"}, {"engine": "lean"}, {"use_cache": False}])
+def test_a_text_can_be_used_afterwards(tiny_model: GPT, mode: Callable, how: dict) -> None:
+    """Made in any mode, the tokens are those of the mode: outside, training can go on from them."""
+    idx = torch.ones(1, 3, dtype=torch.int64)
+    with mode():
+        inside = torch.is_inference_mode_enabled()
+        made = generate(tiny_model, idx, 5, temperature=0, **how)
+        assert torch.is_inference_mode_enabled() == inside
+    assert made.tokens.is_inference() == inside
+    if not inside:
+        _, loss = copy.deepcopy(tiny_model)(made.tokens, targets=made.tokens)
+        loss.backward()
+        made.tokens[0, 0] = 2
+    assert idx.tolist() == [[1, 1, 1]]

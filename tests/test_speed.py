@@ -14,6 +14,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
@@ -25,7 +26,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab35 import GPT, ContextLimitError, GPTConfig, KVCache, decode_steps, generate
+from lab35 import GPT, ContextLimitError, Generation, GPTConfig, KVCache, decode_steps, generate
+from lab35.batching import position_ids
 from lab35.cli import main
 from lab35.sampling import Sampler, probabilities, race
 from lab35.speed import (
@@ -49,6 +51,7 @@ from lab35.speed import (
     why_not,
 )
 from lab35.speed.engine import check_step
+from lab35.speed.prompt import run_prompt
 from lab35.speed.weights import Weights
 from lab35.verification import verify, verify_cache
 
@@ -562,6 +565,194 @@ def test_the_draw_of_the_loops_is_right_as_plain_python(model: GPT, passage: lis
         assert loops._best(np.array([0, bad, 1], np.float32)) == -1
     assert loops._best(np.full(3, -np.inf, np.float32)) == -1
     assert told > 150
+
+
+# --- the prompt ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("size", ["reference", "tiny"])
+@torch.inference_mode()
+def test_the_lean_prompt_is_the_models(
+    model: GPT, tiny_model: GPT, passage: list[int], size: str, padded: bool
+) -> None:
+    """Logits, keys and values of every length, with rows of different lengths and without."""
+    model = model if size == "reference" else tiny_model
+    V, most = model.config.vocab_size, model.config.block_size
+    for P in range(1, most + 1):
+        B = 1 + P % 3
+        idx = torch.tensor([passage[row : row + P] for row in range(B)]) % V
+        masks, real = {}, torch.ones(B, P, dtype=torch.bool)
+        if padded:
+            starts = torch.tensor([(7 * row + P) % P for row in range(B)])
+            real = torch.arange(P) >= starts[:, None]
+            masks = {"key_mask": real, "position_ids": position_ids(real)}
+        cache = KVCache(model.config, B, P)
+        expected = model(idx, cache=cache, **masks)[0][:, -1]
+        mask = masks.get("key_mask")
+        logits, *kv = run_prompt(Weights.of(model), model.config, idx, mask)
+        torch.testing.assert_close(logits, expected, atol=5e-5, rtol=0)
+        for found, stored in zip(kv, (cache.k, cache.v), strict=True):
+            shown = real[None, :, None, :, None]  # what stands in the padding, nobody reads
+            torch.testing.assert_close(found * shown, stored * shown, atol=5e-5, rtol=0)
+
+
+# --- several texts -------------------------------------------------------------------------------
+
+
+LENGTHS = (5, 30, 17, 30)
+BATCHES = {
+    "greedy": {},
+    "one": {"max_new_tokens": 1},
+    "nothing": {"max_new_tokens": 0},
+    "sampled": {"temperature": 0.8, "top_k": 40, "top_p": 0.95},
+    "own_generators": {"temperature": 0.9, "top_k": 64, "generators": True},
+    "limit": {"max_new_tokens": 120},
+    "refill": {"max_new_tokens": 170, "on_context_limit": "refill"},
+    "sampled_refill": {"max_new_tokens": 120, "temperature": 1, "on_context_limit": "refill"},
+    "small_block": {"block_size": 33},
+    "small_block_refill": {"block_size": 32, "max_new_tokens": 60, "on_context_limit": "refill"},
+    "ends": {"temperature": 1.0, "eos_id": 11, "generators": True, "max_new_tokens": 90},
+    "ends_refill": {
+        "temperature": 1.0,
+        "eos_id": 11,
+        "max_new_tokens": 150,
+        "on_context_limit": "refill",
+    },
+}
+
+
+def batch_of(passage: list[int], rows: int, pad_id: int = 0) -> tuple[Tensor, Tensor]:
+    """Pad pieces of a passage to the left."""
+    pieces = [passage[3 * n : 3 * n + LENGTHS[n]] for n in range(rows)]
+    width = max(map(len, pieces))
+    idx = torch.tensor([[pad_id] * (width - len(row)) + row for row in pieces])
+    columns = torch.arange(width)
+    return idx, columns >= width - torch.tensor([[len(row)] for row in pieces])
+
+
+def made_of(
+    model: GPT, idx: Tensor, arguments: dict, **more: object
+) -> tuple[Generation, list[list[int]]]:
+    """Generate with generators that begin anew; also return their states afterwards."""
+    arguments = {"temperature": 0, "max_new_tokens": 40} | arguments | more
+    seeds = [torch.Generator().manual_seed(seed) for seed in range(len(idx) + 1)]
+    if arguments.pop("generators", False):
+        arguments["generators"] = seeds[1:]
+    else:
+        arguments["generator"] = seeds[0]
+    made = generate(model, idx, **arguments)
+    return made, [seed.get_state().tolist() for seed in seeds]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("case", BATCHES)
+def test_a_lean_batch_is_the_eager_one(
+    model: GPT, passage: list[int], case: str, rows: int
+) -> None:
+    """Tokens, reasons, counts and random states, with padding and without."""
+    idx, mask = batch_of(passage, rows)
+    if rows == 1:
+        mask[0, :2] = False  # one row can be padded too
+    for masks in ({"key_mask": mask}, {"key_mask": torch.ones_like(mask)}, {}):
+        made, states = zip(
+            *(made_of(model, idx, BATCHES[case], engine=e, **masks) for e in ("eager", "lean")),
+            strict=True,
+        )
+        assert made[0].tokens.tolist() == made[1].tokens.tolist()
+        for field in ("prompt_length", "stop_reason", "forwards", "token_forwards"):
+            assert getattr(made[0], field) == getattr(made[1], field), field
+        assert states[0] == states[1]
+        if case != "nothing":
+            assert [one.engine for one in made] == ["eager", "lean"]
+
+
+def test_rows_of_a_lean_batch_end_at_different_times(model: GPT, passage: list[int]) -> None:
+    """Guards the case above: rows end one after another, and repeat the end of text."""
+    idx, mask = batch_of(passage, 4)
+    made, _ = made_of(model, idx, BATCHES["ends"], key_mask=mask)
+    ends = [row.index(11) if 11 in row else None for row in made.new_tokens.tolist()]
+    assert made.engine == "lean"
+    assert len(set(ends)) > 2
+    for row, end in zip(made.new_tokens.tolist(), ends, strict=True):
+        assert end is None or set(row[end:]) == {11}
+
+
+@pytest.mark.parametrize("pad_id", [0, 11, 511])
+def test_padding_of_a_lean_batch_may_be_a_real_token(
+    model: GPT, passage: list[int], pad_id: int
+) -> None:
+    """The mask alone says what is real: each row writes what it writes alone."""
+    idx, mask = batch_of(passage, 4, pad_id)
+    made = generate(model, idx, 30, temperature=0, key_mask=mask)
+    assert made.engine == "lean"
+    for row, real, written in zip(idx, mask, made.new_tokens, strict=True):
+        alone = generate(model, row[real][None], 30, temperature=0)
+        assert alone.new_tokens[0].tolist() == written.tolist()
+
+
+def test_a_lean_batch_is_verified(model: GPT, tiny_model: GPT, passage: list[int]) -> None:
+    """Every step against recomputation, up to the last position, at odd sizes too."""
+    report = verify_cache(model, torch.tensor([passage[:20], passage[20:40]]), 109, engine="lean")
+    assert report.passed, report
+    assert (report.engine, len(report.tokens)) == ("lean", 2)
+    report = verify_cache(tiny_model, torch.tensor([[1, 2], [3, 4], [5, 6]]), 80, engine="lean")
+    assert report.passed, report
+
+
+def test_a_fault_in_the_lean_batch_is_found(
+    model: GPT, passage: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards the test above: one position beside the right one fails it."""
+    step = LeanRows._step
+    monkeypatch.setattr(LeanRows, "_step", lambda self, token, at: step(self, token, at + 1))
+    idx = torch.tensor([passage[:20], passage[20:40]])
+    assert not verify_cache(model, idx, 20, engine="lean").passed
+
+
+def test_two_batches_at_once_do_not_mix(model: GPT, passage: list[int]) -> None:
+    """Padding and cache are each batch's own."""
+    idx, mask = batch_of(passage, 3)
+    alone = generate(model, idx, 12, temperature=0, key_mask=mask).new_tokens
+    other = decode_steps(model, idx.flip(1), 12, temperature=0)
+    mixed = []
+    for step in decode_steps(model, idx, 12, temperature=0, key_mask=mask):
+        mixed.append(step.token)
+        next(other)
+    assert torch.equal(alone, torch.cat(mixed, dim=1))
+
+
+@pytest.mark.parametrize("place", ["blocks.1.fc.bias", "wpe.weight", "ln_f.bias"])
+def test_a_lean_batch_refuses_logits_that_are_no_numbers(
+    model: GPT, passage: list[int], place: str
+) -> None:
+    """In the words of the sampler, where only a step meets the fault."""
+    model = copy.deepcopy(model)
+    idx, mask = batch_of(passage, 3)
+    steps = decode_steps(model, idx, 3, key_mask=mask)
+    next(steps)
+    with torch.no_grad():
+        model.get_parameter(place).fill_(float("nan"))
+    with pytest.raises(ValueError, match="logits must hold no NaN and no"):
+        next(steps)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [("eager", 1), ("eager", 3), ("lean", 3), *((name, 1) for name in FAST)]
+)
+def test_texts_in_threads_do_not_mix(model: GPT, passage: list[int], name: str, rows: int) -> None:
+    """Two at a time on one model, each with draws of its own, several times over."""
+    or_skip(name, model)
+
+    def text(seed: int) -> list[list[int]]:
+        idx = torch.tensor([passage[seed + n : seed + n + 10 + seed] for n in range(rows)])
+        generator = torch.Generator().manual_seed(seed)
+        settings = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "engine": name}
+        return generate(model, idx, 40, **settings, generator=generator).tokens.tolist()
+
+    expected = [text(seed) for seed in range(6)]
+    with ThreadPoolExecutor(2) as pool:
+        assert expected == [*pool.map(text, range(6))]
 
 
 # --- a rung by itself ----------------------------------------------------------------------------
