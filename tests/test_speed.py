@@ -193,8 +193,8 @@ def test_the_loops_that_numba_compiles_are_right_as_plain_python(
         model(prompt[:, :-1], cache=cache)
         kv = torch.cat((cache.k, cache.v), dim=1).clone().numpy()  # (L, 2, H, T, D)
         expected = model(prompt[:, -1:], cache=cache)[0][0, -1]
-    weights, at = loops._arrays(Weights.of(model)), prompt.shape[1] - 1
-    logits = loops._decode(prompt[0, -1].item(), at, *weights, kv)
+    at, logits = prompt.shape[1] - 1, np.empty(512, np.float32)
+    loops._decode(prompt[0, -1].item(), at, loops._places(Weights.of(model)), kv, logits)
     assert np.abs(logits - expected.numpy()).max() < 1e-4
     stored = torch.cat((cache.k, cache.v), dim=1).numpy()
     assert np.abs(kv - stored).max() < 1e-5
@@ -1603,8 +1603,9 @@ def test_a_step_is_held_against_a_model() -> None:
             other.get_parameter(forget).data.zero_()
 
         def step(token: int, at: int, kv: Tensor) -> tuple[Tensor, Tensor]:
-            weights, after = loops._arrays(Weights.of(other)), kv.clone()
-            logits = loops._decode(token, at, *weights, after.numpy())
+            places, after = loops._places(Weights.of(other)), kv.clone()
+            logits = np.empty(config.vocab_size, np.float32)
+            loops._decode(token, at, places, after.numpy(), logits)
             return torch.from_numpy(logits), (after if store else kv).narrow(3, at, 1)
 
         return step

@@ -106,9 +106,7 @@ class Engine:
         """
         if not self.length:
             return self.prefill(token)
-        self._check("token", token, "1", 1)
-        if self.length >= self.max_len:
-            raise ValueError(f"a token must fit into max_len={self.max_len}, got one more")
+        self._check_token(token)
         logits = self._step(token, self.length)
         self.length += 1  # last: nothing can fail after it
         return logits.view(self.batch_size, -1)
@@ -165,6 +163,12 @@ class Engine:
                 f"key_mask must have the shape of idx, {tuple(idx.shape)}, and be True in the last "
                 f"column, got {key_mask.tolist()}"
             )
+
+    def _check_token(self, token: Tensor) -> None:
+        """Refuse what cannot be the next token a row."""
+        self._check("token", token, "1", 1)
+        if self.length >= self.max_len:
+            raise ValueError(f"a token must fit into max_len={self.max_len}, got one more")
 
     def _check(self, name: str, ids: Tensor, width: str, most: int) -> None:
         """Refuse what cannot be run next, before anything is written."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -99,53 +100,57 @@ def _attend(
                 y[h * D + d] += share * values[h, t, d]
 
 
-def _decode(
-    token: int,
-    at: int,
-    wte: np.ndarray,
-    wpe: np.ndarray,
-    blocks: tuple[tuple[np.ndarray, ...], ...],
-    ln_f: tuple[np.ndarray, np.ndarray],
-    kv: np.ndarray,
-) -> np.ndarray:
-    """Run one token at position `at`, write into kv (L, 2, H, T, D), and return logits (V,).
+def _vector(place: int, size: int) -> np.ndarray:
+    """Look at float32 numbers in memory; `_jit` puts numba's own way into the place of this."""
+    return np.ctypeslib.as_array((ctypes.c_float * int(size)).from_address(int(place)))
+
+
+def _matrix(place: int, rows: int, columns: int) -> np.ndarray:
+    """Look at float32 numbers in memory, row by row."""
+    return _vector(place, rows * columns).reshape(rows, columns)
+
+
+def _decode(token: int, at: int, places: np.ndarray, kv: np.ndarray, logits: np.ndarray) -> int:
+    """Run one token at position `at`; write into kv (L, 2, H, T, D), and the logits, (V,).
 
     The whole decode step in loops over float32 arrays. It runs as plain Python too, very slowly.
+    It returns the best token, and -1 if its logit is no finite number.
+
+    The weights are told by their places in memory, in the order of `Weights`: to hand over fifty
+    arrays at each call would take longer than attention.
     """
-    V, C = wte.shape
-    L, _, H, _, D = kv.shape
+    (L, _, H, _, D), V = kv.shape, logits.size
+    C = H * D
     x, y, qkv = np.empty(C, f32), np.empty(C, f32), np.empty(3 * C, f32)
     hidden, p = np.empty(4 * C, f32), np.empty(at + 1, f32)
+    wte, wpe = _matrix(places[0], V, C), _matrix(places[1], at + 1, C)
     for i in range(C):
         x[i] = wte[token, i] + wpe[at, i]
     for layer in range(L):
-        ln_1, b_1, w_qkv, b_qkv, w_proj, b_proj, ln_2, b_2, w_fc, b_fc, w_out, b_out = blocks[layer]
-        _norm(x, ln_1, b_1, y)
-        qkv[:] = b_qkv
-        _add_matvec(w_qkv, y, qkv)
+        # ln_1, qkv, proj, ln_2, fc and out: a weight and a bias each
+        block = places[2 + 12 * layer : 14 + 12 * layer]
+        _norm(x, _vector(block[0], C), _vector(block[1], C), y)
+        qkv[:] = _vector(block[3], 3 * C)
+        _add_matvec(_matrix(block[2], 3 * C, C), y, qkv)
         for h in range(H):
             for d in range(D):
                 kv[layer, 0, h, at, d] = qkv[C + h * D + d]
                 kv[layer, 1, h, at, d] = qkv[2 * C + h * D + d]
         _attend(qkv[:C], kv[layer, 0], kv[layer, 1], p, y)
-        x += b_proj
-        _add_matvec(w_proj, y, x)
-        _norm(x, ln_2, b_2, y)
-        hidden[:] = b_fc
-        _add_matvec(w_fc, y, hidden)
+        x += _vector(block[5], C)
+        _add_matvec(_matrix(block[4], C, C), y, x)
+        _norm(x, _vector(block[6], C), _vector(block[7], C), y)
+        hidden[:] = _vector(block[9], 4 * C)
+        _add_matvec(_matrix(block[8], 4 * C, C), y, hidden)
         _gelu(hidden)
-        x += b_out
-        _add_matvec(w_out, hidden, x)
-    _norm(x, ln_f[0], ln_f[1], y)
-    logits = np.zeros(V, f32)
+        x += _vector(block[11], C)
+        _add_matvec(_matrix(block[10], C, 4 * C), hidden, x)
+    last = places[2 + 12 * L :]
+    _norm(x, _vector(last[0], C), _vector(last[1], C), y)
+    logits[:] = 0
     _add_matvec(wte, y, logits)
-    return logits
-
-
-def _best(logits: np.ndarray) -> int:
-    """Return the id of the highest logit, the lowest of several; -1 if that is no number."""
-    best = 0
-    for i in range(logits.size):
+    best = 0  # of equal logits the one with the lowest id
+    for i in range(V):
         if logits[i] != logits[i]:  # NaN
             return -1
         if logits[i] > logits[best]:
@@ -214,11 +219,12 @@ class Jitted(Engine):
 
     def __init__(self, model: GPT, max_len: int | None = None) -> None:
         super().__init__(model, max_len)
-        self.arrays = _arrays(self.weights)
+        self.places = _places(self.weights)
         with ONE_AT_A_TIME:
             loops = _had(model.config)
-        self.run, self.best, self.draw = (loops[name] for name in ("_decode", "_best", "_draw"))
-        self.times = torch.empty(1, model.config.vocab_size, dtype=torch.float32, device="cpu")
+        self.run, self.draw = loops["_decode"], loops["_draw"]
+        self.logits = np.empty(model.config.vocab_size, f32)
+        self.times = torch.empty(model.config.vocab_size, dtype=torch.float32, device="cpu")
 
     def next(self, token: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
         """Run one token and choose the next, both in plain loops.
@@ -234,47 +240,77 @@ class Jitted(Engine):
         Raises:
             ValueError: As for `Engine.next`.
         """
-        V = self.config.vocab_size
-        # A subclass may choose in another way.
-        known = type(choose) is Sampler and (choose.temperature == 0 or choose.is_narrow(V))
-        if not known or not self.length:
+        if not self.length or not self._knows(choose):
             return super().next(token, choose)
-        logits = self.step(token)
-        numbers = logits.numpy()[0]
-        chosen = self.best(numbers)
+        logits = self.logits
+        chosen = self.run(self._id(token), self.length, self.places, self.kv, logits)
+        self.length += 1
         if chosen < 0:
-            return choose(logits)  # and be told why not
-        check_generator("generator", choose.generator, logits.device)
+            return choose(torch.from_numpy(logits)[None])  # and be told why not
+        check_generator("generator", choose.generator, self.times.device)
         if choose.temperature > 0:
             self.times.exponential_(generator=choose.generator)
-            limits = torch.finfo(logits.dtype)
-            divisor = min(max(choose.temperature, limits.tiny), limits.max)
-            chosen = self.draw(
-                numbers, self.times.numpy()[0], divisor, choose.top_k, choose.top_p or 1.0
-            )
-            if chosen < 0:
-                probs = probabilities(logits, choose.temperature, choose.top_k, choose.top_p)
-                return race(probs, self.times)
-        return torch.tensor([[chosen]], device="cpu")
+            chosen = self.draw(logits, self.times.numpy(), *_plain(choose))
+        if chosen < 0:
+            settings = choose.temperature, choose.top_k, choose.top_p
+            return race(probabilities(torch.from_numpy(logits)[None], *settings), self.times[None])
+        self.chosen[self.length] = chosen
+        return self.tokens[self.length]
+
+    def _id(self, token: Tensor) -> int:
+        """Look a token up; the one that was chosen here needs no call of torch."""
+        at = self.length
+        if token is self.tokens[at] and at < self.max_len and torch.is_inference_mode_enabled():
+            number = self.chosen[at]
+            if 0 <= number < self.config.vocab_size:  # it is the caller's to change
+                return number
+        self._check_token(token)
+        return token.item()
+
+    def _knows(self, choose: Callable[[Tensor], Tensor]) -> bool:
+        """Say whether the loops can choose like this; a subclass may do it in another way."""
+        if type(choose) is not Sampler:
+            return False
+        return choose.temperature == 0 or choose.is_narrow(self.config.vocab_size)
 
     def _store(self, k: Tensor, v: Tensor) -> None:
         # (L, 2, H, max_len, D)
         self.kv = padded(torch.cat((k, v), dim=1), self.max_len).numpy()
+        # A tensor for each token to come, all in one go: to make one takes as long as to draw one.
+        tokens = torch.empty(self.max_len + 1, 1, 1, dtype=torch.int64, device="cpu")
+        self.tokens, self.chosen = tokens.unbind(), tokens.view(-1).numpy()
 
     def _step(self, token: Tensor, at: int) -> Tensor:
-        return torch.from_numpy(self.run(token.item(), at, *self.arrays, self.kv))
+        self.run(token.item(), at, self.places, self.kv, self.logits)
+        return torch.from_numpy(self.logits.copy())  # the next step writes here again
 
 
-def _arrays(weights: Weights) -> tuple:
-    """Lay out all weights as `_decode` takes them, on the same memory."""
+def _plain(sampler: Sampler) -> tuple[float, int, float]:
+    """Return a sampler's settings as `_draw` takes them."""
+    limits = torch.finfo(torch.float32)
+    divisor = min(max(sampler.temperature, limits.tiny), limits.max)
+    return divisor, sampler.top_k, sampler.top_p or 1.0
+
+
+def _places(weights: Weights) -> np.ndarray:
+    """List where all weights lie in memory, in the order in which `_decode` takes them.
+
+    Raises:
+        ValueError: If one is not laid out as the loops go through it.
+    """
     wte, wpe, blocks, ln_f = weights
-    flat = (tuple(tensor.numpy() for pair in block for tensor in pair) for block in blocks)
-    return wte.numpy(), wpe.numpy(), tuple(flat), tuple(tensor.numpy() for tensor in ln_f)
+    tensors = [wte, wpe, *(each for block in blocks for pair in block for each in pair), *ln_f]
+    for each in tensors:
+        if each.dtype != torch.float32 or not each.is_cpu or not each.is_contiguous():
+            raise ValueError(
+                f"weights must be contiguous float32 on the CPU, got {each.dtype} on {each.device}"
+            )
+    return np.array([each.data_ptr() for each in tensors])
 
 
 LOOPS = {
     part.__name__: part
-    for part in (_exp, _norm, _add_matvec, _gelu, _attend, _decode, _best, _draw)
+    for part in (_exp, _norm, _add_matvec, _gelu, _attend, _matrix, _decode, _draw)
 }
 
 
@@ -288,7 +324,6 @@ def _had(config: GPTConfig) -> dict[str, Callable]:
             "loops",
             (numba.__version__, sys.version, np.__version__),
             __file__,  # numba finds a function again by its place
-            config.n_layer,  # the other sizes are no part of the code
             code_of(*LOOPS.values()),
         )
         return kept(name, lambda folder: None, partial(_load, config), waiting)
@@ -312,10 +347,10 @@ def _load(config: GPTConfig, folder: Path) -> dict[str, Callable]:
     jitted = _jit(LOOPS, folder if known else None)
 
     def pointed(model: GPT) -> Step:
-        weights = _arrays(Weights.of(model))
+        places, logits = _places(Weights.of(model)), np.empty(config.vocab_size, f32)
 
         def step(token: int, at: int, kv: Tensor) -> tuple[Tensor, Tensor]:
-            logits = jitted["_decode"](token, at, *weights, kv.numpy())
+            jitted["_decode"](token, at, places, kv.numpy(), logits)
             return torch.from_numpy(logits), kv.narrow(3, at, 1)
 
         return step
@@ -338,7 +373,7 @@ def _check_draw(jitted: Mapping[str, Callable]) -> None:
         times.abs_()
         found = jitted["_draw"](logits.numpy(), times.numpy(), 0.8, 8, 0.9)
         expected = race(probabilities(logits[None], 0.8, 8, 0.9), times[None])
-        if jitted["_best"](logits.numpy()) != logits.argmax() or found not in (expected, -1):
+        if found not in (expected, -1):
             raise RuntimeError("its draw differs from torch's")
 
 
@@ -351,7 +386,7 @@ def _jit(loops: Mapping[str, Callable], folder: Path | None = None) -> dict[str,
     numba = _numba()
     # Compiled functions call compiled ones, so each is defined again, in a namespace of their own.
     # The ones above stay plain Python, to be stepped through, and nothing imports numba before.
-    names = dict(globals())
+    names = globals() | {"_vector": _vector_of(numba)}
     settings = {"CACHE_DIR": str(folder or ""), "CACHE_LOCATOR_CLASSES": ""}
     before = {name: getattr(numba.config, name, "") for name in settings}
     try:
@@ -369,3 +404,21 @@ def _jit(loops: Mapping[str, Callable], folder: Path | None = None) -> dict[str,
         for name, value in before.items():
             setattr(numba.config, name, value)
     return {name: names[name] for name in loops}
+
+
+def _vector_of(numba: ModuleType) -> Callable[[int, int], np.ndarray]:
+    """Make what `_vector` is in compiled code: an array around an address."""
+
+    @numba.extending.intrinsic
+    def pointer(_: object, place: numba.types.Type) -> tuple:
+        def written(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kind = context.get_value_type(signature.return_type)
+            return builder.inttoptr(arguments[0], kind)
+
+        return numba.types.voidptr(place), written
+
+    @numba.njit(inline="always")
+    def vector(place: int, size: int) -> np.ndarray:
+        return numba.carray(pointer(place), size, f32)
+
+    return vector

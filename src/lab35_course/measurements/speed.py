@@ -785,8 +785,8 @@ def _no_matvec(weight, x, y):
     y[0] += x[0]
 
 
-def _no_decode(token, at, wte, wpe, blocks, ln_f, kv):
-    return np.zeros(wte.shape[0], np.float32)
+def _no_decode(token, at, places, kv, logits):
+    logits[0] = 0
 
 
 @measurement("speed.budget", kind="measured", engine="each engine by its name")
