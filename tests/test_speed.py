@@ -1140,7 +1140,7 @@ def test_why_not(tiny_model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not("lean", tiny_model) is None
     assert "part of its own (Own)" in why_not("lean", Own(tiny_model.config))
     with monkeypatch.context() as patch:
-        patch.setattr(loops, "_had", raise_runtime_error)
+        patch.setattr(loops, "compiled_loops", raise_runtime_error)
         assert why_not("numba", tiny_model) == "RuntimeError: no numba here"
 
 
@@ -1220,7 +1220,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     remembered = (
         choice._MISSING.clear,
         choice._warn_once.cache_clear,
-        loops._had.cache_clear,
+        loops.compiled_loops.cache_clear,
         compiled._LOADED.clear,
     )
     for forget in remembered:
@@ -1647,7 +1647,7 @@ def test_a_wrong_step_from_numba_is_not_run(
 ) -> None:
     """Whatever makes the machine code differ from the model, lean runs."""
     or_skip("numba", tiny_model)
-    loops._had.cache_clear()
+    loops.compiled_loops.cache_clear()
     monkeypatch.setitem(loops.LOOPS, "_gelu", skip_gelu)
     with pytest.warns(RuntimeWarning, match="its logits differ from the model's"):
         assert new_engine("numba", tiny_model).name == "lean"
@@ -1688,7 +1688,7 @@ def test_numba_runs_without_sources(
 ) -> None:
     """In a copy that holds bytecode alone, numba keeps nothing, and runs."""
     or_skip("numba", tiny_model)
-    loops._had.cache_clear()
+    loops.compiled_loops.cache_clear()
     for name, part in loops.LOOPS.items():
         moved = FunctionType(
             part.__code__.replace(co_filename="/nowhere/loops.py"), vars(loops), name
@@ -1707,12 +1707,12 @@ def test_a_damaged_cache_of_numba_is_built_anew(
 ) -> None:
     """An emptied, garbled or half-deleted file is no end, and no reason for lean."""
     or_skip("numba", tiny_model)
-    loops._had.cache_clear()
+    loops.compiled_loops.cache_clear()
     new_engine("numba", tiny_model)
     before = sorted(path.name for path in cache_folder().rglob("*"))
     for path in cache_folder().rglob("*.nb?"):
         path.write_bytes(path.read_bytes()[:100] if mess is None else mess)
-    loops._had.cache_clear()
+    loops.compiled_loops.cache_clear()
     assert new_engine("numba", tiny_model).name == "numba"
     assert sorted(path.name for path in cache_folder().rglob("*")) == before
     assert min(path.stat().st_size for path in cache_folder().rglob("*.nb?")) > 100
@@ -1767,7 +1767,7 @@ def test_numba_runs_where_nothing_can_be_kept(
 ) -> None:
     """A folder that cannot be made costs a compilation a process, and no text."""
     or_skip("numba", tiny_model)
-    loops._had.cache_clear()
+    loops.compiled_loops.cache_clear()
     (fresh / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
     assert isinstance(new_engine("numba", tiny_model), Jitted)

@@ -7,5 +7,5 @@ from typing import Literal
 EngineName = Literal["eager", "lean", "compiled", "numba"]
 """What `generate` can run its decode steps with; `"eager"` is the model itself."""
 
-BATCH_ENGINES: tuple[EngineName, ...] = ("eager", "lean")
+BATCH_ENGINES: tuple[EngineName, ...] = ("eager", "lean", "numba")
 """Those that write several texts at once, and know of padding."""

@@ -98,7 +98,7 @@ def generate(
         if stream:
             raise ValueError("--batch-prompts must stand without --stream, got both")
         if engine not in (None, *BATCH_ENGINES):
-            able = " or ".join(BATCH_ENGINES)
+            able = "one of " + ", ".join(BATCH_ENGINES)
             raise ValueError(f"--engine must be {able} with --batch-prompts, got {engine!r}")
         texts = from_argument("--batch-prompts", batch_prompts).split("|")
         for text in texts:

@@ -29,7 +29,7 @@ from lab35.speed.eager import Eager
 from lab35.speed.engine import Engine
 from lab35.speed.loops import Jitted
 from lab35.speed.recorded import Recorded
-from lab35.speed.rows import LeanRows
+from lab35.speed.rows import JittedRows, LeanRows
 from lab35.speed.rungs import Lean, OneWrite, Textbook
 from lab35.speed.storage import cache_folder
 
@@ -39,6 +39,7 @@ __all__ = [
     "Engine",
     "EngineName",
     "Jitted",
+    "JittedRows",
     "Lean",
     "LeanRows",
     "OneWrite",

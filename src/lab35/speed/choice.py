@@ -17,7 +17,7 @@ from lab35.speed.eager import Eager
 from lab35.speed.engine import EPS, Engine
 from lab35.speed.loops import Jitted
 from lab35.speed.recorded import Recorded
-from lab35.speed.rows import LeanRows
+from lab35.speed.rows import JittedRows, LeanRows
 from lab35.speed.rungs import Lean
 from lab35.speed.storage import Unavailable, cause
 
@@ -35,7 +35,7 @@ def choose_engine(
     Engines other than `"eager"` run in float32, and never call the model's modules. So they are out
     where someone could tell: hooks would not fire, and a replaced part would not run. By default
     such a call is left to `"eager"`, as is everything that does not run on the CPU, and the rest to
-    `"lean"`, which also takes several rows and padding. The other two write one text.
+    `"lean"`. It and `"numba"` take several rows and padding; `"compiled"` writes one text.
 
     Args:
         engine: What the caller asked for; None leaves the choice.
@@ -61,7 +61,7 @@ def choose_engine(
     if obstacle is not None:
         raise ValueError(f"engine must be 'eager' for {obstacle}, got {engine!r}")
     if engine not in BATCH_ENGINES:
-        able = " or ".join(map(repr, BATCH_ENGINES))
+        able = "one of " + ", ".join(map(repr, BATCH_ENGINES))
         if batch_size != 1:
             raise ValueError(
                 f"engine must be {able} for a batch of {batch_size} rows, got {engine!r}"
@@ -100,21 +100,23 @@ def new_engine(
     """
     if name == "eager":
         return Eager(model, max_len, batch_size)
+    several = batch_size > 1 or padded
+
+    def made(name: EngineName) -> Engine:
+        rung = _rung(name, model, several)
+        return rung(model, max_len, batch_size) if several else rung(model, max_len)
+
     if name == "lean":
-        return (
-            LeanRows(model, max_len, batch_size)
-            if batch_size > 1 or padded
-            else Lean(model, max_len)
-        )
+        return made(name)
     reason = _MISSING.get((name, model.config))
     if reason is None:
         try:
-            return _rung(name, model)(model, max_len)
+            return made(name)
         except Exception as error:  # an optional engine may fail in any way
             reason = cause(error)
             if isinstance(error, Unavailable):
                 _MISSING[name, model.config] = reason
-    lean = Lean(model, max_len)  # refuses a wrong max_len, which is no reason to warn
+    lean = made("lean")  # refuses a wrong max_len, which is no reason to warn
     _warn_once(name, reason)
     return lean
 
@@ -149,9 +151,11 @@ def _check_name(engine: str) -> None:
         raise ValueError(f"engine must be one of {known}, got {engine!r}")
 
 
-def _rung(name: EngineName, model: GPT) -> type[Engine]:
-    """Say which rung stands behind a name on the model's device."""
+def _rung(name: EngineName, model: GPT, several: bool = False) -> type[Engine]:
+    """Say which rung stands behind a name on the model's device, for one text or several."""
     rungs: dict[str, type[Engine]] = {"lean": Lean, "compiled": Compiled, "numba": Jitted}
+    if several:
+        rungs = {"lean": LeanRows, "numba": JittedRows}
     if model.wte.weight.is_cuda:
         rungs["compiled"] = Recorded
     return rungs[name]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lab35._arguments import check_generator
@@ -73,9 +74,9 @@ def _gelu(x: np.ndarray) -> None:
 
 
 def _attend(
-    q: np.ndarray, keys: np.ndarray, values: np.ndarray, p: np.ndarray, y: np.ndarray
+    q: np.ndarray, keys: np.ndarray, values: np.ndarray, first: int, p: np.ndarray, y: np.ndarray
 ) -> None:
-    """Attend from q (H·D,) to the first n of keys and values (H, T, D), into y (H·D,).
+    """Attend from q (H·D,) to n of keys and values (H, T, D), from `first` on, into y (H·D,).
 
     It leaves the last head's weights, not yet divided by their sum, in p (n,).
     """
@@ -86,7 +87,7 @@ def _attend(
         for t in range(p.size):
             score = f32(0)
             for d in range(D):
-                score += q[h * D + d] * keys[h, t, d]
+                score += q[h * D + d] * keys[h, first + t, d]
             p[t] = score * scale
             top = max(top, p[t])
         total = f32(0)
@@ -97,7 +98,30 @@ def _attend(
         for t in range(p.size):
             share = p[t] / total
             for d in range(D):
-                y[h * D + d] += share * values[h, t, d]
+                y[h * D + d] += share * values[h, first + t, d]
+
+
+def _norm_rows(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, y: np.ndarray) -> None:
+    """Write the LayerNorm of each row of x into y, both (B, C)."""
+    for b in range(len(x)):
+        _norm(x[b], weight, bias, y[b])
+
+
+def _attend_rows(
+    qkv: np.ndarray, kv: np.ndarray, firsts: np.ndarray, at: int, y: np.ndarray
+) -> None:
+    """Store the keys and values of qkv (B, 3·H·D) at position `at`, and attend, into y (B, H·D).
+
+    kv is (2, B, H, T, D). Each row begins with its own first position: before it stands padding.
+    """
+    _, B, H, _, D = kv.shape
+    C, p = H * D, np.empty(at + 1, f32)
+    for b in range(B):
+        for h in range(H):
+            for d in range(D):
+                kv[0, b, h, at, d] = qkv[b, C + h * D + d]
+                kv[1, b, h, at, d] = qkv[b, 2 * C + h * D + d]
+        _attend(qkv[b, :C], kv[0, b], kv[1, b], firsts[b], p[firsts[b] :], y[b])
 
 
 def _vector(place: int, size: int) -> np.ndarray:
@@ -136,7 +160,7 @@ def _decode(token: int, at: int, places: np.ndarray, kv: np.ndarray, logits: np.
             for d in range(D):
                 kv[layer, 0, h, at, d] = qkv[C + h * D + d]
                 kv[layer, 1, h, at, d] = qkv[2 * C + h * D + d]
-        _attend(qkv[:C], kv[layer, 0], kv[layer, 1], p, y)
+        _attend(qkv[:C], kv[layer, 0], kv[layer, 1], 0, p, y)
         x += _vector(block[5], C)
         _add_matvec(_matrix(block[4], C, C), y, x)
         _norm(x, _vector(block[6], C), _vector(block[7], C), y)
@@ -221,7 +245,7 @@ class Jitted(Engine):
         super().__init__(model, max_len)
         self.places = _places(self.weights)
         with ONE_AT_A_TIME:
-            loops = _had(model.config)
+            loops = compiled_loops(model.config)
         self.run, self.draw = loops["_decode"], loops["_draw"]
         self.logits = np.empty(model.config.vocab_size, f32)
         self.times = torch.empty(model.config.vocab_size, dtype=torch.float32, device="cpu")
@@ -308,14 +332,13 @@ def _places(weights: Weights) -> np.ndarray:
     return np.array([each.data_ptr() for each in tensors])
 
 
-LOOPS = {
-    part.__name__: part
-    for part in (_exp, _norm, _add_matvec, _gelu, _attend, _matrix, _decode, _draw)
-}
+_PARTS = (_exp, _norm, _add_matvec, _gelu, _attend, _matrix, _decode, _draw)
+_PARTS_OF_ROWS = (_norm_rows, _attend_rows)
+LOOPS = {part.__name__: part for part in _PARTS + _PARTS_OF_ROWS}
 
 
 @cache
-def _had(config: GPTConfig) -> dict[str, Callable]:
+def compiled_loops(config: GPTConfig) -> dict[str, Callable]:
     """Compile the loops, or take what an earlier process compiled."""
     waiting = error_console().status("getting the loops ready, once; this takes some seconds")
     try:
@@ -329,6 +352,31 @@ def _had(config: GPTConfig) -> dict[str, Callable]:
         return kept(name, lambda folder: None, partial(_load, config), waiting)
     except Exception as error:  # a damaged installation fails in more ways than can be listed
         raise Unavailable(cause(error)) from error
+
+
+def _check_rows(config: GPTConfig, jitted: Mapping[str, Callable]) -> None:
+    """Hold the parts of a batch's step once against torch's, with padding before one row.
+
+    Raises:
+        RuntimeError: If they differ by more than rounding.
+    """
+    H, T, D = config.n_head, config.block_size, config.head_dim
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.inference_mode():
+        kv, qkv = torch.randn(2, 2, H, T, D), torch.randn(2, 3 * H * D)
+        x, norm, y = torch.randn(2, H * D), torch.randn(2, H * D), torch.empty(2, H * D)
+        kv, qkv, x, norm, y = (each.float() for each in (kv, qkv, x, norm, y))
+        jitted["_norm_rows"](x.numpy(), *norm.numpy(), y.numpy())
+        differences = [y - torch.layer_norm(x, (H * D,), *norm)]
+        firsts = torch.tensor([0, T // 2])
+        jitted["_attend_rows"](qkv.numpy(), kv.numpy(), firsts.numpy(), T - 1, y.numpy())
+        q, *made = qkv.view(2, 3, H, D).unbind(1)
+        visible = torch.arange(T) >= firsts[:, None, None, None]
+        expected = F.scaled_dot_product_attention(q[:, :, None], *kv, attn_mask=visible)
+        differences += [y - expected.view(2, -1), kv[:, :, :, -1] - torch.stack(made)]
+        jitted["_gelu"](y.numpy().reshape(-1))
+        differences += [y - F.gelu(expected.view(2, -1), approximate="tanh")]
+    if not all(each.abs().max() < 1e-3 for each in differences):  # NaN is not
+        raise RuntimeError("its rows differ from torch's")
 
 
 def _numba() -> ModuleType:
@@ -357,6 +405,7 @@ def _load(config: GPTConfig, folder: Path) -> dict[str, Callable]:
 
     check_step(config, pointed)
     _check_draw(jitted)
+    _check_rows(config, jitted)
     for part in jitted.values():
         part._cache.disable()  # the folder does not stay
     return jitted

@@ -777,7 +777,7 @@ def loops_table(data: Data) -> Table:
     return _ideas_table(data["rows"], "the step in plain loops")
 
 
-def _no_attend(q, keys, values, p, y):
+def _no_attend(q, keys, values, first, p, y):
     y[:] = q
 
 
