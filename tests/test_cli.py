@@ -192,7 +192,7 @@ def test_a_cache_that_fails_is_exit_code_one(
 ) -> None:
     """A cache that stores values wrongly fails both commands that verify, and they say so."""
     store = Lean._store
-    monkeypatch.setattr(Lean, "_store", lambda self, k, v: store(self, k, 1.01 * v))
+    monkeypatch.setattr(Lean, "_store", lambda self, kv: store(self, 1.01 * kv))
     code, out, _ = run(capsys, "verify", "--steps", "8")
     assert code == 1
     assert "FAILED" in out

@@ -101,9 +101,9 @@ class Compiled(Engine):
             self.run = _bound(model)
         self.positions = torch.arange(model.config.block_size, device="cpu")
 
-    def _store(self, k: Tensor, v: Tensor) -> None:
+    def _store(self, kv: Tensor) -> None:
         # The compiled shape is the whole block, whatever max_len allows to be used.
-        self.kv = padded(torch.cat((k, v), dim=1), self.config.block_size)  # (L, 2, H, T, D)
+        self.kv = padded(kv[:, :, 0], self.config.block_size)  # (L, 2, H, T, D)
 
     def _step(self, token: Tensor, at: int) -> Tensor:
         logits, made = self.run([token, self.positions.narrow(0, at, 1), self.kv])

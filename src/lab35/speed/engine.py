@@ -137,12 +137,12 @@ class Engine:
 
     def _prefill(self, idx: Tensor, key_mask: Tensor | None) -> Tensor:
         """Run a prompt that was checked, with a mask where it is padded; returns (B, V)."""
-        logits, k, v = run_prompt(self.weights, self.config, idx, key_mask)
-        self._store(k, v)
+        logits, kv = run_prompt(self.weights, self.config, idx, key_mask)
+        self._store(kv)
         return logits
 
-    def _store(self, k: Tensor, v: Tensor) -> None:
-        """Make room, and take over the prompt's keys and values, each (L, B, H, P, D)."""
+    def _store(self, kv: Tensor) -> None:
+        """Make room, and take over the prompt's keys and values, (L, 2, B, H, P, D)."""
         raise NotImplementedError  # each rung has its own
 
     def _step(self, token: Tensor, at: int) -> Tensor:

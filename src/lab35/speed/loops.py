@@ -297,9 +297,8 @@ class Jitted(Engine):
             return False
         return choose.temperature == 0 or choose.is_narrow(self.config.vocab_size)
 
-    def _store(self, k: Tensor, v: Tensor) -> None:
-        # (L, 2, H, max_len, D)
-        self.kv = padded(torch.cat((k, v), dim=1), self.max_len).numpy()
+    def _store(self, kv: Tensor) -> None:
+        self.kv = padded(kv[:, :, 0], self.max_len).numpy()  # (L, 2, H, max_len, D)
         # A tensor for each token to come, all in one go: to make one takes as long as to draw one.
         tokens = torch.empty(self.max_len + 1, 1, 1, dtype=torch.int64, device="cpu")
         self.tokens, self.chosen = tokens.unbind(), tokens.view(-1).numpy()

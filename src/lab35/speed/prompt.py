@@ -12,7 +12,7 @@ from lab35.speed.weights import Weights
 
 def run_prompt(
     weights: Weights, config: GPTConfig, idx: Tensor, key_mask: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Score what follows a prompt, and make its keys and values.
 
     It does what the model does, but for what nobody reads: after the last block's keys and values,
@@ -25,7 +25,7 @@ def run_prompt(
         key_mask: Bool, shape (B, P). False marks padding, on the left.
 
     Returns:
-        The logits after the last token, (B, V), and all keys and values, each (L, B, H, P, D).
+        The logits after the last token, (B, V), and all keys and values, (L, 2, B, H, P, D).
     """
     (B, P), width = idx.shape, (config.n_embd,)
     heads = (B, P, 3, config.n_head, config.head_dim)
@@ -35,23 +35,22 @@ def run_prompt(
         mask = attention_mask(P, 0, key_mask, idx)  # (B, 1, P, P)
         where = F.embedding(position_ids(key_mask), weights.wpe)
     x = (F.embedding(idx, weights.wte) + where).view(B * P, -1)  # (B·P, H·D)
-    keys, values = [], []
+    stored = []
     for block in weights.blocks:
         ln_1, (w_qkv, b_qkv), (w_proj, b_proj), ln_2, (w_fc, b_fc), (w_out, b_out) = block
-        qkv = torch.addmm(b_qkv, torch.layer_norm(x, width, *ln_1), w_qkv.t())
-        q, k, v = qkv.view(heads).permute(2, 0, 3, 1, 4).unbind()  # each (B, H, P, D)
-        keys.append(k)
-        values.append(v)
-        if len(keys) == config.n_layer:
+        qkv = F.linear(torch.layer_norm(x, width, *ln_1), w_qkv, b_qkv)
+        q, *kv = qkv.view(heads).permute(2, 0, 3, 1, 4)  # each (B, H, P, D)
+        stored += kv
+        if len(stored) == 2 * config.n_layer:
             q, mask = q[:, :, -1:], None if mask is None else mask[:, :, -1:]
-            x = x.view(B, P, -1)[:, -1].contiguous()  # (B, H·D)
+            x = x.view(B, P, -1)[:, -1]  # (B, H·D)
         causal = mask is None and q.shape[2] > 1  # one query sees every key
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
-        x.add_(b_proj).addmm_(y.transpose(1, 2).reshape(x.shape), w_proj.t())
-        h = torch.addmm(b_fc, torch.layer_norm(x, width, *ln_2), w_fc.t())
-        x.add_(b_out).addmm_(gelu(h), w_out.t())
-    logits = torch.layer_norm(x, width, *weights.ln_f) @ weights.wte.t()
-    return logits, torch.stack(keys), torch.stack(values)
+        y = F.scaled_dot_product_attention(q, *kv, attn_mask=mask, is_causal=causal)
+        x = x + F.linear(y.transpose(1, 2).reshape(x.shape), w_proj, b_proj)
+        h = F.linear(torch.layer_norm(x, width, *ln_2), w_fc, b_fc)
+        x = x + F.linear(gelu(h), w_out, b_out)
+    logits = F.linear(torch.layer_norm(x, width, *weights.ln_f), weights.wte)
+    return logits, torch.stack(stored).unflatten(0, (-1, 2))
 
 
 TWICE = torch.tensor(2 * 0.7978845608, dtype=torch.float32, device="cpu")  # 2·sqrt(2 / pi)

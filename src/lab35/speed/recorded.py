@@ -37,9 +37,9 @@ class Recorded(Engine):
         self.logits = like.new_zeros(1, 1, config.vocab_size)
         self.replay = _record(self._run, like.device)
 
-    def _store(self, k: Tensor, v: Tensor) -> None:
-        for kv, *new in zip(self.kv, k, v, strict=True):
-            kv[..., : k.shape[3], :] = torch.stack(new)
+    def _store(self, kv: Tensor) -> None:
+        for past, new in zip(self.kv, kv, strict=True):
+            past[..., : new.shape[3], :] = new
 
     def _step(self, token: Tensor, at: int) -> Tensor:
         self.token.copy_(token)

@@ -38,9 +38,8 @@ class LeanRows(Engine):
             self.bias.masked_fill_(hidden, float("-inf"))
         return logits
 
-    def _store(self, k: Tensor, v: Tensor) -> None:
-        # (L, 2, B, H, max_len, D)
-        self.kv = padded(torch.stack((k, v), dim=1), self.max_len)
+    def _store(self, kv: Tensor) -> None:
+        self.kv = padded(kv, self.max_len)  # (L, 2, B, H, max_len, D)
 
     def _step(self, token: Tensor, at: int) -> Tensor:
         wte, wpe, blocks, ln_f = self.weights
@@ -51,13 +50,13 @@ class LeanRows(Engine):
         x += wpe[at] if self.padding is None else F.embedding(at - self.padding, wpe)
         for block, kv in zip(blocks, self.kv.unbind(), strict=True):  # kv is (2, B, H, max_len, D)
             ln_1, (w_qkv, b_qkv), (w_proj, b_proj), ln_2, (w_fc, b_fc), (w_out, b_out) = block
-            qkv = torch.addmm(b_qkv, torch.layer_norm(x, width, *ln_1), w_qkv.t()).view(heads)
+            qkv = F.linear(torch.layer_norm(x, width, *ln_1), w_qkv, b_qkv).view(heads)
             kv[:, :, :, at:n] = qkv[:, 1:].transpose(0, 1)
             y = F.scaled_dot_product_attention(qkv[:, 0], *kv[:, :, :, :n], attn_mask=bias)
-            x.add_(b_proj).addmm_(y.reshape(B, C), w_proj.t())
-            h = torch.addmm(b_fc, torch.layer_norm(x, width, *ln_2), w_fc.t())
-            x.add_(b_out).addmm_(gelu(h), w_out.t())
-        return torch.layer_norm(x, width, *ln_f) @ wte.t()
+            x = x + F.linear(y.reshape(B, C), w_proj, b_proj)
+            h = F.linear(torch.layer_norm(x, width, *ln_2), w_fc, b_fc)
+            x = x + F.linear(gelu(h), w_out, b_out)
+        return F.linear(torch.layer_norm(x, width, *ln_f), wte)
 
 
 class JittedRows(LeanRows):

@@ -19,9 +19,8 @@ class Textbook(Engine):
 
     name = "textbook"
 
-    def _store(self, k: Tensor, v: Tensor) -> None:
-        # each (L, 1, H, max_len, D)
-        self.k, self.v = padded(k, self.max_len), padded(v, self.max_len)
+    def _store(self, kv: Tensor) -> None:
+        self.k, self.v = padded(kv, self.max_len).unbind(1)  # each (L, 1, H, max_len, D)
 
     def _step(self, token: Tensor, at: int) -> Tensor:
         model, n = self.model, at + 1
@@ -49,9 +48,8 @@ class OneWrite(Engine):
 
     name = "one write"
 
-    def _store(self, k: Tensor, v: Tensor) -> None:
-        # (L, 2, 1, H, max_len, D)
-        self.kv = padded(torch.stack((k, v), dim=1), self.max_len)
+    def _store(self, kv: Tensor) -> None:
+        self.kv = padded(kv, self.max_len)  # (L, 2, 1, H, max_len, D)
 
     def _step(self, token: Tensor, at: int) -> Tensor:
         model, n = self.model, at + 1
@@ -79,13 +77,12 @@ class Lean(Engine):
 
     name = "lean"
 
-    def _store(self, k: Tensor, v: Tensor) -> None:
-        L, _, H, P, D = k.shape
-        self.rows = k.new_empty(L, self.max_len, 3 * H * D)
-        heads = self.rows.view(L, self.max_len, 3, 1, H, D)
-        self.q, *self.kv = heads.permute(2, 0, 3, 4, 1, 5)  # views, each (L, 1, H, max_len, D)
-        for past, stored in zip(self.kv, (k, v), strict=True):
-            past[..., :P, :] = stored
+    def _store(self, kv: Tensor) -> None:
+        L, _, _, H, P, D = kv.shape
+        self.rows = kv.new_empty(L, self.max_len, 3 * H * D)
+        heads = self.rows.view(L, self.max_len, 3, 1, H, D).permute(0, 2, 3, 4, 1, 5)
+        heads[:, 1:, :, :, :P] = kv
+        self.q, *self.kv = heads.unbind(1)  # views, each (L, 1, H, max_len, D)
 
     def _step(self, token: Tensor, at: int) -> Tensor:
         width = (self.config.n_embd,)
