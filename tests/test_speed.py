@@ -1173,7 +1173,7 @@ def test_the_command_line_hands_the_engine_on(
     for more, told in (
         (["fast"], "--engine must be one of"),
         (["lean", "--no-cache"], "--no-cache must stand without --engine lean"),
-        (["numba", "--batch-prompts", "a|b"], "--engine must be eager or lean with"),
+        (["compiled", "--batch-prompts", "a|b"], "--engine must be one of eager, lean, numba with"),
     ):
         assert main(["generate", "--engine", *more]) == 2
         assert f"lab35: error: {told}" in capsys.readouterr().err
