@@ -88,7 +88,7 @@ class JittedRows(LeanRows):
         wte, wpe, blocks, ln_f = self.weights
         C, firsts = self.config.n_embd, self.padding
         if firsts is None:
-            firsts = torch.zeros(self.batch_size, dtype=torch.int64)
+            firsts = torch.zeros_like(token[:, 0])
         x = F.embedding(token[:, 0], wte) + F.embedding(at - firsts, wpe)  # (B, H·D)
         y, qkv, h = torch.empty_like(x), x.new_empty(len(x), 3 * C), x.new_empty(len(x), 4 * C)
         for block, kv in zip(blocks, self.kv.numpy(), strict=True):  # kv is (2, B, H, max_len, D)
