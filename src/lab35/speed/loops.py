@@ -173,8 +173,13 @@ def _decode(token: int, at: int, places: np.ndarray, kv: np.ndarray, logits: np.
     _norm(x, _vector(last[0], C), _vector(last[1], C), y)
     logits[:] = 0
     _add_matvec(wte, y, logits)
-    best = 0  # of equal logits the one with the lowest id
-    for i in range(V):
+    return _best(logits)
+
+
+def _best(logits: np.ndarray) -> int:
+    """Return the id of the highest logit, the lowest of several; -1 if that is no number."""
+    best = 0
+    for i in range(logits.size):
         if logits[i] != logits[i]:  # NaN
             return -1
         if logits[i] > logits[best]:
@@ -246,7 +251,7 @@ class Jitted(Engine):
         self.places = _places(self.weights)
         with ONE_AT_A_TIME:
             loops = compiled_loops(model.config)
-        self.run, self.draw = loops["_decode"], loops["_draw"]
+        self.decode, self.draw = loops["_decode"], loops["_draw"]
         self.logits = np.empty(model.config.vocab_size, f32)
         self.times = torch.empty(model.config.vocab_size, dtype=torch.float32, device="cpu")
 
@@ -267,7 +272,7 @@ class Jitted(Engine):
         if not self.length or not self._knows(choose):
             return super().next(token, choose)
         logits = self.logits
-        chosen = self.run(self._id(token), self.length, self.places, self.kv, logits)
+        chosen = self.decode(self._id(token), self.length, self.places, self.kv, logits)
         self.length += 1
         if chosen < 0:
             return choose(torch.from_numpy(logits)[None])  # and be told why not
@@ -304,7 +309,7 @@ class Jitted(Engine):
         self.tokens, self.chosen = tokens.unbind(), tokens.view(-1).numpy()
 
     def _step(self, token: Tensor, at: int) -> Tensor:
-        self.run(token.item(), at, self.places, self.kv, self.logits)
+        self.decode(token.item(), at, self.places, self.kv, self.logits)
         return torch.from_numpy(self.logits.copy())  # the next step writes here again
 
 
@@ -331,7 +336,7 @@ def _places(weights: Weights) -> np.ndarray:
     return np.array([each.data_ptr() for each in tensors])
 
 
-_PARTS = (_exp, _norm, _add_matvec, _gelu, _attend, _matrix, _decode, _draw)
+_PARTS = (_exp, _norm, _add_matvec, _gelu, _attend, _matrix, _best, _decode, _draw)
 _PARTS_OF_ROWS = (_norm_rows, _attend_rows)
 LOOPS = {part.__name__: part for part in _PARTS + _PARTS_OF_ROWS}
 

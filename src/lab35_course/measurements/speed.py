@@ -716,7 +716,7 @@ def compiled_table(data: Data) -> Table:
 def _with_loop(model: GPT, name: str, loop: Callable) -> Jitted:
     """Make the rung of plain loops with one of them in another form."""
     engine = Jitted(model)
-    engine.run = _jit(LOOPS | {name: loop})["_decode"]
+    engine.decode = _jit(LOOPS | {name: loop})["_decode"]
     return engine
 
 
