@@ -68,6 +68,12 @@ FAULTS = {
         _set("models", 0, "products_share", "median", to=0.9),
         _set("models", 0, "over_reading", "median", to=1.0),
     ),
+    "batching.throughput": (
+        _set("same_tokens", to=False),
+        _set("batches", 1, "loops", 0, "seconds", "samples", to=1),
+        _set("batches", 3, "loops", 0, "gain", to=0.9),
+        _swap(("batches", 1, "loops"), 0, 1),
+    ),
     "timing.batch": (
         _set("lengths", 0, "rows", 1, "caches", to=1),
         _set("lengths", 0, "one_more_of_prefill", to=99.0),

@@ -1,8 +1,11 @@
-"""Batching: what a left-out mask or position costs, and how many padded tokens a batch runs."""
+"""Batching: what a left-out mask or position costs, how much padding runs, what a batch gives."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.metadata import version
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -10,7 +13,9 @@ from torch import Tensor
 from lab35 import GPT, cache_bytes, generate, load_pretrained
 from lab35.batching import left_pad, position_ids
 from lab35.speed import EngineName, choose_engine
+from lab35.timing import interleaved, mean_seconds, spread
 from lab35_course.measurements.sampling import PASSAGE
+from lab35_course.peers import to_ctranslate2
 from lab35_course.results import Data, Size, Table, invariant, measurement, table
 
 PROMPTS = ("Holmes", "It was a dark night and", "My dear Watson, said he, I")
@@ -227,7 +232,7 @@ def padding_table(data: Data) -> Table:
     return Table(headers, rows, align="lrrrrrr")
 
 
-# Batches for other pages
+# What a batch gives
 
 
 def windows(rows: int) -> Tensor:
@@ -246,3 +251,90 @@ def can_run(engine: EngineName, model: GPT, rows: int) -> bool:
     except ValueError:
         return False
     return True
+
+
+@measurement("batching.throughput", kind="measured", engine="each engine by its name")
+def throughput(size: Size) -> Data:
+    """Time batches of whole greedy texts: each engine that takes them all, and CTranslate2."""
+    model, _ = load_pretrained()
+    batches, samples = size.pick((1, 4, 16, 64), (1, 2)), size.pick(15, 2)
+    new_tokens, theirs = size.pick(100, 3), to_ctranslate2(model)
+    engines: list[EngineName] = [
+        name for name in ("eager", "lean") if can_run(name, model, batches[-1])
+    ]
+
+    def write(engine: EngineName, rows: int) -> list[list[int]]:
+        made = generate(model, windows(rows), new_tokens, temperature=0, engine=engine)
+        return made.new_tokens.tolist()
+
+    texts: dict[tuple[str, int], Callable[[], list[list[int]]]] = {}
+    for rows in batches:
+        for engine in engines:
+            texts[f"lab35, {engine}", rows] = partial(write, engine, rows)
+        texts["CTranslate2", rows] = partial(theirs, windows(rows).tolist(), new_tokens)
+    loops = list(dict.fromkeys(loop for loop, _ in texts))
+    written = {variant: text() for variant, text in texts.items()}
+    timed = {variant: partial(mean_seconds, text) for variant, text in texts.items()}
+    rounds = list(interleaved(timed, repeats=samples))
+    return {
+        "samples": samples,
+        "prompt": windows(1).shape[1],
+        "new": new_tokens,
+        "ctranslate2": version("ctranslate2"),
+        "same_tokens": all(
+            text == written["CTranslate2", batches[-1]][:rows]
+            for (_, rows), text in written.items()
+        ),
+        "batches": [
+            {
+                "batch": rows,
+                "loops": [
+                    {
+                        "loop": loop,
+                        "seconds": (told := spread([times[loop, rows] for times in rounds])),
+                        "tokens_per_second": rows * new_tokens / told["median"],
+                        "gain": median(
+                            [rows * times[loop, 1] / times[loop, rows] for times in rounds]
+                        ),
+                    }
+                    for loop in loops
+                ],
+            }
+            for rows in batches
+        ],
+    }
+
+
+@invariant("batching.throughput")
+def batches_write_what_their_rows_write(data: Data) -> None:
+    """A row's text depends on no other row and no engine, and the most rows give more than one.
+
+    A check is too short to show the last.
+    """
+    assert data["same_tokens"], data["same_tokens"]
+    for batch in data["batches"]:
+        assert [loop["loop"] for loop in batch["loops"]] == [
+            loop["loop"] for loop in data["batches"][0]["loops"]
+        ], batch
+        for loop in batch["loops"]:
+            assert loop["seconds"]["samples"] == data["samples"], loop
+    if data["samples"] > 2:
+        for alone, most in zip(
+            data["batches"][0]["loops"], data["batches"][-1]["loops"], strict=True
+        ):
+            assert 1 == alone["gain"] < most["gain"], (alone, most)
+
+
+@table("batching.throughput", result="batching.throughput")
+def throughput_table(data: Data) -> Table:
+    """Lay out tokens a second, one line a batch and two columns a loop: the rate and the gain."""
+    headers = ["rows"]
+    for loop in data["batches"][0]["loops"]:
+        headers += [f"{loop['loop']}: tokens a second", "gain"]
+    rows = []
+    for batch in data["batches"]:
+        cells = [str(batch["batch"])]
+        for loop in batch["loops"]:
+            cells += [f"{loop['tokens_per_second']:,.0f}", f"{loop['gain']:.1f} ×"]
+        rows.append(cells)
+    return Table(headers, rows, align="r" * len(headers))
