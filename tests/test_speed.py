@@ -35,6 +35,7 @@ from lab35.speed import (
     Eager,
     Engine,
     Jitted,
+    JittedRows,
     Lean,
     LeanRows,
     OneWrite,
@@ -55,7 +56,7 @@ from lab35.speed.prompt import run_prompt
 from lab35.speed.weights import Weights
 from lab35.verification import verify, verify_cache
 
-ROWS = {"eager": Eager, "lean": LeanRows}
+ROWS = {"eager": Eager, "lean": LeanRows, "numba": JittedRows}
 """The engines that write several texts at once."""
 
 RUNGS = {
@@ -88,6 +89,12 @@ def or_skip(name: str, model: GPT) -> str:
 @pytest.fixture(params=FAST)
 def engine(request: pytest.FixtureRequest, model: GPT) -> str:
     """Name each engine that is not the model itself."""
+    return or_skip(request.param, model)
+
+
+@pytest.fixture(params=("lean", "numba"))
+def batch_engine(request: pytest.FixtureRequest, model: GPT) -> str:
+    """Name each engine for several texts that is not the model itself."""
     return or_skip(request.param, model)
 
 
@@ -600,9 +607,9 @@ def test_the_lean_prompt_is_the_models(
         cache = KVCache(model.config, B, P)
         expected = model(idx, cache=cache, **masks)[0][:, -1]
         mask = masks.get("key_mask")
-        logits, *kv = run_prompt(Weights.of(model), model.config, idx, mask)
+        logits, kv = run_prompt(Weights.of(model), model.config, idx, mask)
         torch.testing.assert_close(logits, expected, atol=5e-5, rtol=0)
-        for found, stored in zip(kv, (cache.k, cache.v), strict=True):
+        for found, stored in zip(kv.unbind(1), (cache.k, cache.v), strict=True):
             shown = real[None, :, None, :, None]  # what stands in the padding, nobody reads
             torch.testing.assert_close(found * shown, stored * shown, atol=5e-5, rtol=0)
 
@@ -657,8 +664,8 @@ def made_of(
 
 @pytest.mark.parametrize("rows", [1, 2, 4])
 @pytest.mark.parametrize("case", BATCHES)
-def test_a_lean_batch_is_the_eager_one(
-    model: GPT, passage: list[int], case: str, rows: int
+def test_a_batch_is_the_eager_one(
+    model: GPT, passage: list[int], batch_engine: str, case: str, rows: int
 ) -> None:
     """Tokens, reasons, counts and random states, with padding and without."""
     idx, mask = batch_of(passage, rows)
@@ -666,15 +673,19 @@ def test_a_lean_batch_is_the_eager_one(
         mask[0, :2] = False  # one row can be padded too
     for masks in ({"key_mask": mask}, {"key_mask": torch.ones_like(mask)}, {}):
         made, states = zip(
-            *(made_of(model, idx, BATCHES[case], engine=e, **masks) for e in ("eager", "lean")),
+            *(
+                made_of(model, idx, BATCHES[case], engine=e, **masks)
+                for e in ("eager", batch_engine)
+            ),
             strict=True,
         )
         assert made[0].tokens.tolist() == made[1].tokens.tolist()
         for field in ("prompt_length", "stop_reason", "forwards", "token_forwards"):
             assert getattr(made[0], field) == getattr(made[1], field), field
         assert states[0] == states[1]
+        # Where nothing tells that there is a batch, one text has an engine of its own.
         if case != "nothing":
-            assert [one.engine for one in made] == ["eager", "lean"]
+            assert [one.engine for one in made] == ["eager", batch_engine]
 
 
 def test_rows_of_a_lean_batch_end_at_different_times(model: GPT, passage: list[int]) -> None:
@@ -689,24 +700,27 @@ def test_rows_of_a_lean_batch_end_at_different_times(model: GPT, passage: list[i
 
 
 @pytest.mark.parametrize("pad_id", [0, 11, 511])
-def test_padding_of_a_lean_batch_may_be_a_real_token(
-    model: GPT, passage: list[int], pad_id: int
+def test_padding_of_a_batch_may_be_a_real_token(
+    model: GPT, passage: list[int], batch_engine: str, pad_id: int
 ) -> None:
     """The mask alone says what is real: each row writes what it writes alone."""
     idx, mask = batch_of(passage, 4, pad_id)
-    made = generate(model, idx, 30, temperature=0, key_mask=mask)
-    assert made.engine == "lean"
+    made = generate(model, idx, 30, temperature=0, key_mask=mask, engine=batch_engine)
     for row, real, written in zip(idx, mask, made.new_tokens, strict=True):
         alone = generate(model, row[real][None], 30, temperature=0)
         assert alone.new_tokens[0].tolist() == written.tolist()
 
 
-def test_a_lean_batch_is_verified(model: GPT, tiny_model: GPT, passage: list[int]) -> None:
+def test_a_batch_is_verified(
+    model: GPT, tiny_model: GPT, passage: list[int], batch_engine: str
+) -> None:
     """Every step against recomputation, up to the last position, at odd sizes too."""
-    report = verify_cache(model, torch.tensor([passage[:20], passage[20:40]]), 109, engine="lean")
+    idx = torch.tensor([passage[:20], passage[20:40]])
+    report = verify_cache(model, idx, 109, engine=batch_engine)
     assert report.passed, report
-    assert (report.engine, len(report.tokens)) == ("lean", 2)
-    report = verify_cache(tiny_model, torch.tensor([[1, 2], [3, 4], [5, 6]]), 80, engine="lean")
+    assert (report.engine, len(report.tokens)) == (batch_engine, 2)
+    idx = torch.tensor([[1, 2], [3, 4], [5, 6]])
+    report = verify_cache(tiny_model, idx, 80, engine=batch_engine)
     assert report.passed, report
 
 
@@ -733,13 +747,13 @@ def test_two_batches_at_once_do_not_mix(model: GPT, passage: list[int]) -> None:
 
 
 @pytest.mark.parametrize("place", ["blocks.1.fc.bias", "wpe.weight", "ln_f.bias"])
-def test_a_lean_batch_refuses_logits_that_are_no_numbers(
-    model: GPT, passage: list[int], place: str
+def test_a_batch_refuses_logits_that_are_no_numbers(
+    model: GPT, passage: list[int], batch_engine: str, place: str
 ) -> None:
     """In the words of the sampler, where only a step meets the fault."""
     model = copy.deepcopy(model)
     idx, mask = batch_of(passage, 3)
-    steps = decode_steps(model, idx, 3, key_mask=mask)
+    steps = decode_steps(model, idx, 3, key_mask=mask, engine=batch_engine)
     next(steps)
     with torch.no_grad():
         model.get_parameter(place).fill_(float("nan"))
@@ -748,7 +762,8 @@ def test_a_lean_batch_refuses_logits_that_are_no_numbers(
 
 
 @pytest.mark.parametrize(
-    ("name", "rows"), [("eager", 1), ("eager", 3), ("lean", 3), *((name, 1) for name in FAST)]
+    ("name", "rows"),
+    [("eager", 1), ("eager", 3), ("lean", 3), ("numba", 3), *((name, 1) for name in FAST)],
 )
 def test_texts_in_threads_do_not_mix(model: GPT, passage: list[int], name: str, rows: int) -> None:
     """Two at a time on one model, each with draws of its own, several times over."""

@@ -193,17 +193,17 @@ def _draw(logits: np.ndarray, times: np.ndarray, divisor: float, top_k: int, top
     These sums round in another way than torch's. So a cut that is closer to p, or a race that is
     closer, than any rounding could move it is left to the function that defines the answer.
     """
-    # 1) the top k logits and one more, in order, by insertion
-    ids = np.empty(top_k + 1, np.int64)
+    # 1) the top k logits in order, by insertion; of equal ones the lower id comes first
+    ids = np.empty(top_k, np.int64)
     found = 0
     for i in range(logits.size):
-        if found <= top_k or logits[i] > logits[ids[found - 1]]:
-            at = min(found, top_k)
+        if found < top_k or logits[i] > logits[ids[top_k - 1]]:
+            at = min(found, top_k - 1)
             while at > 0 and logits[ids[at - 1]] < logits[i]:
                 ids[at] = ids[at - 1]
                 at -= 1
             ids[at] = i
-            found = min(found + 1, top_k + 1)
+            found = min(found + 1, top_k)
     # 2) top-p: the shortest run from the front whose mass reaches p
     weights = np.empty(top_k)
     total = 0.0
@@ -216,8 +216,6 @@ def _draw(logits: np.ndarray, times: np.ndarray, divisor: float, top_k: int, top
         before += weights[kept]
         kept += 1
     if kept < top_k and before < top_p * total + rounding:
-        return -1
-    if logits[ids[kept - 1]] == logits[ids[kept]]:  # their ids would decide
         return -1
     # 3) the race
     first, second, token = -1.0, -1.0, 0

@@ -260,7 +260,9 @@ def throughput(size: Size) -> Data:
     batches, samples = size.pick((1, 4, 16, 64), (1, 2)), size.pick(15, 2)
     new_tokens, theirs = size.pick(100, 3), to_ctranslate2(model)
     engines: list[EngineName] = [
-        name for name in ("eager", "lean") if can_run(name, model, batches[-1])
+        name
+        for name in ("eager", "lean", *size.pick(("numba",), ()))
+        if can_run(name, model, batches[-1])
     ]
 
     def write(engine: EngineName, rows: int) -> list[list[int]]:

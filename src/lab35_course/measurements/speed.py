@@ -501,6 +501,8 @@ RATIOS = (
     ("numba, sampled", "numba, greedy"),
     ("lean, batch", "eager, batch"),
     ("lean, batch", "CTranslate2, batch"),
+    ("numba, batch", "eager, batch"),
+    ("numba, batch", "CTranslate2, batch"),
     ("eager, batch", "CTranslate2, batch"),
     ("lean, prefill", "eager, prefill"),
     ("compiled, prefill", "eager, prefill"),
@@ -531,7 +533,7 @@ def ratios(size: Size) -> Data:
     sampled = {f"{name}, sampled": partial(write, prompt, name, "filtered") for name in names}
     batches = {
         f"{name}, batch": partial(write, many, name, "greedy")
-        for name in ("eager", "lean")
+        for name in ("eager", *names)
         if can_run(name, model, rows)
     }
     batches["CTranslate2, batch"] = partial(theirs, many.tolist(), new_tokens)
