@@ -387,13 +387,12 @@ def peers_write_the_same(data: Data) -> None:
 
 @invariant("speed.peers")
 def the_order_of_the_page(data: Data) -> None:
-    """What the page says about the order: onnxruntime stands between lean and what is compiled."""
+    """What the page says about the order: what is compiled here is faster than onnxruntime."""
     than = {row["loop"]: row["than_uncached"] for row in data["rows"]}
     if data["samples"] > 2:
         ours = min(than["lab35, compiled"], than["lab35, numba"])
         # Where onnxruntime is not installed, its row is left out.
-        between = than.get("onnxruntime, growing cache", ours)
-        assert than["lab35, lean"] < between <= ours, than
+        assert than.get("onnxruntime, growing cache", ours) <= ours, than
 
 
 @table("speed.peers", result="speed.peers")
