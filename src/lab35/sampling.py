@@ -176,7 +176,7 @@ def filtered_logits(
     # Subtract first: the highest logit is then 0 / temperature, and no temperature overflows it.
     limits = torch.finfo(logits.dtype)
     divisor = min(max(temperature, limits.tiny), limits.max)
-    scaled = (logits - best) / divisor
+    scaled = (logits - best).div_(divisor)
     if top_k is None and top_p is None:
         return scaled
     lowest = _lowest_kept(logits, divisor, top_k, top_p)

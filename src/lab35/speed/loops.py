@@ -18,7 +18,7 @@ from torch import Tensor
 from lab35._arguments import check_generator
 from lab35.model import GPT, GPTConfig
 from lab35.sampling import Sampler, probabilities, race
-from lab35.speed.engine import EPS, Engine, Step, check_step, padded
+from lab35.speed.engine import EPS, Engine, Step, check_step
 from lab35.speed.storage import ONE_AT_A_TIME, Unavailable, cause, code_of, kept, name_of
 from lab35.speed.weights import Weights
 from lab35.terminal import error_console
@@ -250,6 +250,8 @@ class Jitted(Engine):
         with ONE_AT_A_TIME:
             loops = compiled_loops(model.config)
         self.decode, self.draw = loops["_decode"], loops["_draw"]
+        L, H, D = self.config.n_layer, self.config.n_head, self.config.head_dim
+        self.kv = np.empty((L, 2, H, self.max_len, D), f32)
         self.logits = np.empty(model.config.vocab_size, f32)
         self.times = torch.empty(model.config.vocab_size, dtype=torch.float32, device="cpu")
 
@@ -301,7 +303,7 @@ class Jitted(Engine):
         return choose.temperature == 0 or choose.is_narrow(self.config.vocab_size)
 
     def _store(self, kv: Tensor) -> None:
-        self.kv = padded(kv[:, :, 0], self.max_len).numpy()  # (L, 2, H, max_len, D)
+        self.kv[..., : kv.shape[4], :] = kv[:, :, 0].numpy()
         # A tensor for each token to come, all in one go: to make one takes as long as to draw one.
         tokens = torch.empty(self.max_len + 1, 1, 1, dtype=torch.int64, device="cpu")
         self.tokens, self.chosen = tokens.unbind(), tokens.view(-1).numpy()

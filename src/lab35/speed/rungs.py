@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lab35.model import GPT
 from lab35.speed.engine import Engine, padded
 
 
@@ -77,12 +78,16 @@ class Lean(Engine):
 
     name = "lean"
 
-    def _store(self, kv: Tensor) -> None:
-        L, _, _, H, P, D = kv.shape
-        self.rows = kv.new_empty(L, self.max_len, 3 * H * D)
+    def __init__(self, model: GPT, max_len: int | None = None) -> None:
+        super().__init__(model, max_len)
+        L, H, D = self.config.n_layer, self.config.n_head, self.config.head_dim
+        self.rows = model.wte.weight.new_empty(L, self.max_len, 3 * H * D)
         heads = self.rows.view(L, self.max_len, 3, 1, H, D).permute(0, 2, 3, 4, 1, 5)
-        heads[:, 1:, :, :, :P] = kv
         self.q, *self.kv = heads.unbind(1)  # views, each (L, 1, H, max_len, D)
+        self.past = heads[:, 1:]
+
+    def _store(self, kv: Tensor) -> None:
+        self.past[..., : kv.shape[4], :] = kv
 
     def _step(self, token: Tensor, at: int) -> Tensor:
         width = (self.config.n_embd,)
