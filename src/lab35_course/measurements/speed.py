@@ -429,7 +429,8 @@ def sampled(size: Size) -> Data:
 
     texts = [[write(engine, choice).tolist() for engine in engines] for choice in CHOICES]
     timed = {
-        f"{engine} {choice}": partial(mean_seconds, partial(write, engine, choice))
+        # Differences of two times are small: each is the mean of some texts.
+        f"{engine} {choice}": partial(mean_seconds, partial(write, engine, choice), size.pick(4, 1))
         for engine in engines
         for choice in CHOICES
     }
@@ -464,13 +465,14 @@ CHOICES = {
 def engines_draw_the_same(data: Data) -> None:
     """The same generator gives the same text with every engine, and another for each choice.
 
-    Less of a step goes into the choice, the slower the step is; a check is too short to show it.
+    With PyTorch's draw, less of a step goes into the choice, the slower the step is; a check is too
+    short to show it.
     """
     assert data["same_tokens"], data["same_tokens"]
     assert all(row["drawn"]["samples"] == data["samples"] for row in data["rows"]), data["rows"]
     if data["samples"] > 2:
         assert data["different_choices"] == len(CHOICES), data["different_choices"]
-        shares = [row["share"] for row in data["rows"]]
+        shares = [row["share"] for row in data["rows"] if row["engine"] != "numba"]
         assert shares[0] == min(shares), shares
 
 

@@ -212,13 +212,7 @@ GROUPS = {
         "slice",
     ),
     "dropout, which does nothing here": ("dropout",),
-    "check, choose and append a token": (
-        "select",
-        "max",
-        "resolve_conj",
-        "resolve_neg",
-        "cat",
-    ),
+    "check and choose a token": ("item", "select", "max", "resolve_conj", "resolve_neg"),
 }
 
 
