@@ -332,7 +332,7 @@ def throughput_table(data: Data) -> Table:
     """Lay out tokens a second, one line a batch and two columns a loop: the rate and the gain."""
     headers = ["rows"]
     for loop in data["batches"][0]["loops"]:
-        headers += [f"{loop['loop']}: tokens a second", "gain"]
+        headers += [loop["loop"].removeprefix("lab35, "), "gain"]
     rows = []
     for batch in data["batches"]:
         cells = [str(batch["batch"])]
