@@ -1127,7 +1127,7 @@ WORDS_ALONE = [
     ["generate", "--prompt-file", "none.txt"],
     ["generate", "--batch-prompts", "a||b"],
     ["generate", "--batch-prompts", "a|b", "--prompt", "c"],
-    ["generate", "--batch-prompts", "a|b", "--engine", "numba"],
+    ["generate", "--batch-prompts", "a|b", "--engine", "compiled"],
     ["generate", "--no-cache", "--engine", "lean"],
     ["generate", "--stop", ""],
     ["generate", "--top-k", "many"],
