@@ -388,3 +388,29 @@ def test_figures_keep_their_shape_when_inlined(path: Path) -> None:
 
     assert [tag for tag in before if tag in drawn] == [tag for tag in after if tag in drawn]
     assert {e.get("href", "#")[1:] for e in svg.iter("use")} <= ids
+
+
+def test_the_course_is_followed_by_the_claims_and_not_by_the_api(site: Site) -> None:
+    """Guards what a reader meets after the last chapter, and that the API is folded elsewhere."""
+    home = (site.folder / "index.html").read_text(encoding="utf-8")
+    links = [
+        element
+        for element in elements(home)
+        if element.tag == "a"
+        and "md-nav__link" in element.classes
+        and element.inside("md-nav--primary")
+    ]
+    order = [
+        link.attributes["href"] for link in links if not link.attributes["href"].startswith("#")
+    ]
+    last = elements((site.folder / "cli.html").read_text(encoding="utf-8"))
+    next_pages = [
+        element.attributes["href"] for element in last if "md-footer__link--next" in element.classes
+    ]
+    folds = [
+        element for element in elements(home) if element.attributes.get("data-md-level") == "2"
+    ]
+
+    assert ["about/claims.html"] == next_pages
+    assert order.index("notation.html") < order.index("api/index.html")
+    assert folds, "the list of API pages is not a folded section"
