@@ -400,12 +400,12 @@ def test_the_course_is_followed_by_the_claims_and_not_by_the_api(site: Site) -> 
         and "md-nav__link" in element.classes
         and element.inside("md-nav--primary")
     ]
-    order = [
-        link.attributes["href"] for link in links if not link.attributes["href"].startswith("#")
-    ]
+    order = [link.attributes["href"].removeprefix("./") for link in links]
     last = elements((site.folder / "cli.html").read_text(encoding="utf-8"))
     next_pages = [
-        element.attributes["href"] for element in last if "md-footer__link--next" in element.classes
+        element.attributes["href"].removeprefix("./")
+        for element in last
+        if "md-footer__link--next" in element.classes
     ]
     folds = [
         element for element in elements(home) if element.attributes.get("data-md-level") == "2"
@@ -414,3 +414,22 @@ def test_the_course_is_followed_by_the_claims_and_not_by_the_api(site: Site) -> 
     assert ["about/claims.html"] == next_pages
     assert order.index("notation.html") < order.index("api/index.html")
     assert folds, "the list of API pages is not a folded section"
+
+
+def test_titles_say_what_a_page_is(site: Site) -> None:
+    """Guards the home page's title, and that a heading opens with its name in the sidebar."""
+    titles, apart = {}, {}
+    for path, _ in site.pages():
+        parts = elements(path.read_text(encoding="utf-8"))
+        address = path.relative_to(site.folder)
+        title = next(part.text.strip() for part in parts if part.tag == "title")
+        titles[address.as_posix()] = title
+        if address.with_suffix(".md").as_posix() in PAGES and address.parent == Path():
+            heading = next(part.text.strip() for part in parts if part.tag == "h1")
+            if address.stem != "index" and not heading.startswith(title.removesuffix(" - lab35")):
+                apart[address.as_posix()] = (title, heading)
+
+    assert {} == apart
+    assert (
+        "lab35: A course on text generation that cannot drift from its code" == titles["index.html"]
+    )
